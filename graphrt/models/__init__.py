@@ -1,0 +1,1 @@
+"""Models as step functions over `Ops`, one file each."""

@@ -1,0 +1,1 @@
+"""The one seam between servers and the engine process: shared-memory rings of msgspec records."""

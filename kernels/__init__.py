@@ -1,0 +1,1 @@
+"""Operations on arrays and the kernels behind them. Knows no model."""

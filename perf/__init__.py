@@ -1,0 +1,1 @@
+"""Benchmarks and profiling. May import everything; nothing imports it."""
