@@ -24,7 +24,9 @@ class Paged:
     def block_shape(self, block_tokens: int) -> tuple[int, ...]:
         """Shape of one block; ValueError when the ratio does not divide the block."""
         if block_tokens % self.ratio:
-            raise ValueError(f"cache {self.name}: blocks of {block_tokens} tokens are not divisible by the ratio {self.ratio}")
+            raise ValueError(
+                f"cache {self.name}: blocks of {block_tokens} tokens are not divisible by the ratio {self.ratio}"
+            )
         return (*self.planes, block_tokens // self.ratio, self.width)
 
     def block_bytes(self, block_tokens: int) -> int:
@@ -80,7 +82,9 @@ class KVSpec:
                 total += int(np.prod(shape)) * np.dtype(c.dtype).itemsize
         return total
 
-    def array_shape(self, cache: Paged | Ring | State, *, blocks: int, slots: int, block_tokens: int) -> tuple[int, ...]:
+    def array_shape(
+        self, cache: Paged | Ring | State, *, blocks: int, slots: int, block_tokens: int
+    ) -> tuple[int, ...]:
         """Shape of a cache's array for these sizes."""
         if isinstance(cache, Paged):
             return (blocks, *cache.block_shape(block_tokens))

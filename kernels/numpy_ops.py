@@ -133,7 +133,9 @@ class NumpyOps(Ops):
         step = int(b.control.np[0]) + 1
         slots = b.slots.np.view(abi.SLOT)[:, 0]
         entry = b.token_ring.np[step % b.token_ring.shape[0]]
-        out = entry[abi.RECORD_HEADER :][: b.samples * abi.TOKEN_WORDS].reshape(b.samples, abi.TOKEN_WORDS).view(np.int32)
+        out = (
+            entry[abi.RECORD_HEADER :][: b.samples * abi.TOKEN_WORDS].reshape(b.samples, abi.TOKEN_WORDS).view(np.int32)
+        )
         for i, row in enumerate(b.sample_rows.np):
             if row == abi.PAD or (slot := b.row_slot.np[row]) == abi.PAD:
                 out[i] = (abi.PAD, 0, 0, 0)

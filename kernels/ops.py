@@ -159,10 +159,18 @@ class Ops(ABC):
     # -- fused --------------------------------------------------------------------------------------------------------
 
     def norm_qkv_rope_append(
-        self, x: Array, w: AttentionWeights, eps: float, rope: Rope, heads: HeadShape, b: StepView, cache: Array, out: Array
+        self,
+        x: Array,
+        w: AttentionWeights,
+        eps: float,
+        rope: Rope,
+        heads: HeadShape,
+        b: StepView,
+        cache: Array,
+        out: Array,
     ) -> None:
         """Norm, project, normalise heads where the model does, rotate, append k and v to the cache. [R, D] -> q [R, H, E]."""
-        h, kh, e = heads.num_heads, heads.num_kv_heads, heads.head_dim
+        kh, e = heads.num_kv_heads, heads.head_dim
         rows = x.shape[0]
         with self.frame():
             normed = self.empty(rows, w.qkv.k)

@@ -1,0 +1,37 @@
+"""Which module runs which architecture, and how a model directory becomes a loaded model."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import cast
+
+from graphrt.config import load_config
+from graphrt.errors import ModelError
+from graphrt.kernels.comm import OneRank
+from graphrt.kernels.ops import Ops
+from graphrt.memory import check_memory
+from graphrt.models.base import LoadedModel, Model
+from graphrt.weights import open_checkpoint
+
+MODULES = {"llama": "graphrt.models.llama", "qwen3": "graphrt.models.llama"}
+
+
+def model_module(architecture: str) -> Model:
+    """The module of an architecture; ModelError for an unknown one."""
+    if architecture not in MODULES:
+        raise ModelError(f"architecture {architecture!r} is not supported: {', '.join(sorted(MODULES))}")
+    return cast(Model, importlib.import_module(MODULES[architecture]))
+
+
+def load_model(model_dir: Path, ops: Ops, context: int, *, other_bytes: int = 0) -> LoadedModel:
+    """Load a model directory. `other_bytes`: memory that the caller will take beside the weights, for the check that all fits."""
+    config = load_config(model_dir)
+    model = model_module(config.architecture)
+    checkpoint = open_checkpoint(model_dir)
+    need = model.weight_bytes(ops, config, checkpoint)
+    check_memory(
+        need + other_bytes, f"{model_dir.name} (weights {need / 2**30:.2f} GiB, KV {other_bytes / 2**30:.2f} GiB)"
+    )
+    weights = model.load_weights(ops, config, checkpoint, context, OneRank())
+    return LoadedModel(config, model.kv_spec(config), weights, model)
