@@ -168,12 +168,19 @@ class SafetensorsWriter:
         self._file.write(data)
         self._hash.update(data)
 
-    def write(self, name: str, values: np.ndarray[Any, Any]) -> None:
-        """The next tensor; its name, shape and dtype must be the ones announced."""
+    def write(self, name: str, parts: Iterable[np.ndarray[Any, Any]]) -> None:
+        """The next tensor, in consecutive pieces; its name, type and number of elements must be those announced."""
         expected, dtype, shape = self._todo.pop()
-        if (name, values.dtype, values.shape) != (expected, READABLE[dtype], shape):
-            raise ValueError(f"{expected} {dtype} {shape} is next, not {name} {values.dtype} {values.shape}")
-        self._put(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+        if name != expected:
+            raise ValueError(f"{expected} is next, not {name}")
+        count = 0
+        for part in parts:
+            if part.dtype != READABLE[dtype]:
+                raise ValueError(f"{name} is announced as {dtype}, not {part.dtype}")
+            count += part.size
+            self._put(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+        if count != math.prod(shape):
+            raise ValueError(f"{name} is announced with shape {shape}, {count} elements came")
 
     def close(self) -> str:
         """Flushes; the SHA-256 of the whole file in hexadecimal."""
