@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-MAX_STOP_IDS = 8  # per request, on the device
+from graphrt.kernels.abi import MAX_STOP_IDS as MAX_STOP_IDS  # per request
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
