@@ -1,0 +1,117 @@
+"""All memory that a step reads or writes, allocated once. State lives per slot; rows map to slots.
+
+The one clever thing: a graph of any size sees the same addresses, only shorter views, so a batch may grow and shrink at every step without
+moving anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphrt.errors import ConfigError
+from graphrt.kernels import abi
+from graphrt.kernels.array import Array
+from graphrt.kernels.ops import Ops
+from graphrt.kernels.step_state import StepKind, StepView
+
+RING_DEPTH = 4  # records; more than the replays that can be in flight
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """The sizes for which there are graphs, ascending. A batch between two sizes pads up to the larger.
+
+    decode: rows of decode steps. prefill: rows of prefill steps. prefill_samples: rows of a prefill step that may be sampled.
+    """
+
+    decode: tuple[int, ...]
+    prefill: tuple[int, ...]
+    prefill_samples: int
+
+    def __post_init__(self) -> None:
+        for name, sizes in (("decode", self.decode), ("prefill", self.prefill)):
+            if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
+                raise ConfigError(f"{name} sizes {sizes} must be ascending and at least 1")
+
+    def padded(self, kind: StepKind, rows: int) -> int:
+        """The smallest size that holds this many rows; ValueError when none does."""
+        for size in self.decode if kind == "decode" else self.prefill:
+            if size >= rows:
+                return size
+        raise ValueError(f"no {kind} graph holds {rows} rows")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheArray:
+    """Shape and element type of one KV cache, all blocks or slots together."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class StepBuffers:
+    """Owns the memory; `view` gives a graph its slice."""
+
+    def __init__(
+        self, ops: Ops, sizes: StepSizes, *, slots: int, max_blocks: int, caches: Mapping[str, CacheArray]
+    ) -> None:
+        """slots: sequences that may hold state at once. max_blocks: blocks of the longest sequence."""
+        self.sizes = sizes
+        self.num_slots = slots
+        self.max_blocks = max_blocks
+        max_batch, max_rows = sizes.decode[-1], max(sizes.decode[-1], sizes.prefill[-1])
+        samples = max(max_batch, sizes.prefill_samples)
+        # The largest record: a full prefill chunk, and every slot left, joined anew with its longest block table, and grown.
+        patches = 32 + 8 * slots + max_batch
+        words = (
+            abi.RECORD_HEADER
+            + patches * abi.PATCH_HEADER
+            + 3 * sizes.prefill[-1]
+            + sizes.prefill_samples
+            + slots * (abi.SLOT_WORDS + max_blocks + 8)
+            + max_batch
+        )
+
+        def ints(*shape: int, dtype: Any = np.int32) -> Array:
+            return ops.alloc(shape, dtype)
+
+        self.tokens, self.positions, self.row_slot = ints(max_rows), ints(max_rows), ints(max_rows)
+        self.sample_rows, self.next_tokens = ints(samples), ints(samples)
+        self.slots = ints(slots, abi.SLOT_WORDS)
+        self.block_table = ints(slots, max_blocks)
+        self.control = ints(4, dtype=np.uint32)
+        self.delta = ints(RING_DEPTH, words, dtype=np.uint32)
+        self.token_ring = ints(RING_DEPTH, abi.RECORD_HEADER + samples * abi.TOKEN_WORDS, dtype=np.uint32)
+        self.decode_rows = ints(max_batch)
+        self.prefill_tokens, self.prefill_positions = ints(sizes.prefill[-1]), ints(sizes.prefill[-1])
+        self.prefill_slots, self.prefill_samples = ints(sizes.prefill[-1]), ints(sizes.prefill_samples)
+        self.caches = {name: ops.alloc(c.shape, c.dtype) for name, c in caches.items()}
+
+    def view(self, kind: StepKind, rows: int) -> StepView:
+        """What a step of this kind and size sees."""
+        samples = rows if kind == "decode" else self.sizes.prefill_samples
+        return StepView(
+            kind=kind,
+            rows=rows,
+            samples=samples,
+            tokens=self.tokens[:rows],
+            positions=self.positions[:rows],
+            row_slot=self.row_slot[:rows],
+            sample_rows=self.sample_rows[:samples],
+            next_tokens=self.next_tokens[:samples],
+            slots=self.slots,
+            block_table=self.block_table,
+            control=self.control,
+            delta=self.delta,
+            token_ring=self.token_ring,
+            decode_rows=self.decode_rows,
+            prefill_tokens=self.prefill_tokens,
+            prefill_positions=self.prefill_positions,
+            prefill_slots=self.prefill_slots,
+            prefill_samples=self.prefill_samples,
+            caches=self.caches,
+        )

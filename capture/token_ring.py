@@ -1,0 +1,44 @@
+"""The host's side of the token ring: what a step produced, read by polling its step number."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from graphrt.errors import DeviceError
+from graphrt.kernels import abi
+from graphrt.kernels.array import Array
+
+
+class TokenRow(NamedTuple):
+    """One row of a step's record; `slot` is `abi.PAD` for a row that produced nothing."""
+
+    slot: int
+    serial: int
+    token: int
+    flag: int
+
+
+class TokenReader:
+    """Reads the records of steps 1, 2, 3, ... in order."""
+
+    def __init__(self, ring: Array) -> None:
+        """ring: [depth, words] uint32 memory that the host can read."""
+        self._entries = [memoryview(row).cast("B").cast("i") for row in ring.np]
+
+    def ready(self, step: int) -> bool:
+        """Whether the record of this step is complete."""
+        return (self._entries[step % len(self._entries)][0] & 0xFFFFFFFF) == step
+
+    def read(self, step: int, timeout_s: float) -> list[TokenRow]:
+        """The rows of a step, waiting for it. DeviceError when it does not come in time: a hung kernel raises nothing itself."""
+        entry = self._entries[step % len(self._entries)]
+        if not self.ready(step):
+            deadline = time.monotonic() + timeout_s
+            while not self.ready(step):
+                if time.monotonic() > deadline:
+                    raise DeviceError(f"step {step} did not finish within {timeout_s:g} s: the device hangs")
+        words = entry[abi.RECORD_HEADER : abi.RECORD_HEADER + entry[1] * abi.TOKEN_WORDS].tolist()
+        return [
+            TokenRow(words[i], words[i + 1] & 0xFFFFFFFF, words[i + 2], words[i + 3]) for i in range(0, len(words), 4)
+        ]

@@ -1,0 +1,202 @@
+"""The engine's loop: take records, plan, publish the delta, launch, read the token ring, emit.
+
+This is the hot path, top to bottom. It knows token ids only: no text, no JSON. On a GPU a launch returns at once and the loop runs
+`run_ahead` replays ahead of the tokens it has read; on the CPU a launch is the step itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import deque
+from typing import Protocol
+
+from graphrt.capture.delta import DeltaWriter
+from graphrt.capture.graph import GraphSet
+from graphrt.capture.token_ring import TokenReader
+from graphrt.engine_stats import StepClock
+from graphrt.errors import RequestError
+from graphrt.kernels.abi import MAX_STOP_IDS
+from graphrt.scheduler import Scheduler, StepPlan
+from graphrt.seam.records import (
+    Cancel,
+    Drain,
+    EngineInfo,
+    FromEngine,
+    Output,
+    Refused,
+    Stats,
+    Submit,
+    ToEngine,
+    TokenOut,
+)
+from graphrt.sequence import Sequence
+
+STEP_TIMEOUT_S = 60.0  # a step that takes longer hangs
+STATS_EVERY_S = 0.1
+
+
+class Endpoint(Protocol):
+    """The engine's side of the seam."""
+
+    @property
+    def terminate_requested(self) -> bool:
+        """Whether the process was told to end."""
+
+    def poll(self) -> list[ToEngine]:
+        """The records that have arrived; never blocks."""
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Block until a record arrives or the server is gone."""
+
+    def send(self, rec: FromEngine) -> None:
+        """Hand a record to the server."""
+
+    def server_alive(self) -> bool:
+        """Whether anybody is listening."""
+
+
+class Engine:
+    """One model on one device, driven through an endpoint."""
+
+    def __init__(
+        self,
+        graphs: GraphSet,
+        scheduler: Scheduler,
+        delta: DeltaWriter,
+        reader: TokenReader,
+        info: EngineInfo,
+        root: bytes,
+    ) -> None:
+        self.graphs, self.scheduler, self.delta, self.reader = graphs, scheduler, delta, reader
+        self.info, self.root = info, root
+        self.clock = StepClock()
+        self.in_flight: deque[StepPlan] = deque()
+        self.drain_deadline: float | None = None
+        self._stats_at = 0.0
+
+    def run(self, endpoint: Endpoint) -> None:
+        """Serve until drained or until the server is gone."""
+        gc.collect()
+        gc.freeze()  # nothing made during start-up is ever garbage: collections look at requests only
+        endpoint.send(self.info)
+        while True:
+            busy = self.step(endpoint)
+            if endpoint.terminate_requested and self.drain_deadline is None:
+                self.drain_deadline = time.monotonic()
+            if self.drain_deadline is not None and (
+                self.scheduler.idle or (time.monotonic() > self.drain_deadline and self._cancel_all(endpoint))
+            ):
+                endpoint.send(self.stats())
+                return
+            if busy:
+                self._send_stats(endpoint, STATS_EVERY_S)
+            else:
+                self._send_stats(endpoint, 0.0)
+                endpoint.wait(None if self.drain_deadline is None else 0.01)
+            if not endpoint.server_alive():
+                return
+
+    def step(self, endpoint: Endpoint) -> bool:
+        """One turn of the loop; False when there was nothing to do."""
+        start = time.perf_counter_ns()
+        for record in endpoint.poll():
+            self._take(record, endpoint)
+        plan = self.scheduler.plan()
+        launched = waited = 0
+        if plan is not None:
+            plan.step = self.delta.publish()
+            before = time.perf_counter_ns()
+            self.graphs[plan.kind, plan.size].launch()
+            launched = time.perf_counter_ns() - before
+            self.in_flight.append(plan)
+        if self.in_flight and (plan is None or len(self.in_flight) > self.info.run_ahead):
+            oldest = self.in_flight.popleft()
+            before = time.perf_counter_ns()
+            rows = self.reader.read(oldest.step, STEP_TIMEOUT_S)
+            waited = time.perf_counter_ns() - before
+            items = self.scheduler.retire(oldest, rows)
+            if items:
+                endpoint.send(Output(items))
+            self.clock.step(oldest, items, time.perf_counter_ns() - start - launched - waited, launched + waited)
+            return True
+        return plan is not None
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def _take(self, record: ToEngine, endpoint: Endpoint) -> None:
+        if isinstance(record, Submit):
+            try:
+                self.scheduler.add(self._sequence(record))
+            except RequestError as e:
+                endpoint.send(Refused(record.id, e.status, str(e), e.param or ""))
+        elif isinstance(record, Cancel):
+            self._emit(self.scheduler.cancel(record.id), endpoint)
+        elif isinstance(record, Drain):
+            self.drain_deadline = time.monotonic() + record.timeout_s
+
+    def _sequence(self, r: Submit) -> Sequence:
+        context, vocab = self.info.context, self.info.vocab_size
+        if self.drain_deadline is not None:
+            raise RequestError("the server is shutting down", status=503)
+        if len(self.scheduler.waiting) >= self.info.max_waiting and self.scheduler.slots_used >= self.info.max_batch:
+            raise RequestError(f"the queue is full: {self.info.max_waiting} requests are waiting", status=429)
+        if not r.tokens:
+            raise RequestError("the prompt is empty", param="prompt")
+        if r.max_tokens < 1:
+            raise RequestError(f"max_tokens is {r.max_tokens}: must be at least 1", param="max_tokens")
+        if len(r.tokens) + r.max_tokens > context:
+            raise RequestError(
+                f"prompt of {len(r.tokens)} tokens and max_tokens {r.max_tokens} exceed the context of {context} tokens",
+                param="max_tokens",
+            )
+        if not 0 <= min(r.tokens) <= max(r.tokens) < vocab:
+            bad = next(t for t in r.tokens if not 0 <= t < vocab)
+            raise RequestError(f"token id {bad} is outside the vocabulary of {vocab}", param="prompt")
+        if len(r.stop_ids) > MAX_STOP_IDS:
+            raise RequestError(f"{len(r.stop_ids)} stop ids: at most {MAX_STOP_IDS}", param="stop_token_ids")
+        return Sequence(r, list(r.tokens), len(r.tokens) + r.max_tokens, self.root)
+
+    def _emit(self, items: list[TokenOut], endpoint: Endpoint) -> None:
+        if items:
+            self.clock.finished(items)
+            endpoint.send(Output(items))
+
+    def _cancel_all(self, endpoint: Endpoint) -> bool:
+        """Cancel what is left; True when nothing is in flight any more."""
+        for request_id in self.scheduler.live:
+            self._emit(self.scheduler.cancel(request_id), endpoint)
+        return self.scheduler.idle
+
+    # -- numbers ------------------------------------------------------------------------------------------------------
+
+    def _send_stats(self, endpoint: Endpoint, every_s: float) -> None:
+        now = time.monotonic()
+        if now - self._stats_at >= every_s:
+            self._stats_at = now
+            endpoint.send(self.stats())
+
+    def stats(self) -> Stats:
+        """Counters and gauges of now."""
+        s, c, pool = self.scheduler, self.clock, self.scheduler.pool
+        host, step = c.host_us(), c.step_ms()
+        return Stats(
+            running=len(s.rows) + len(s.prefilling),
+            waiting=len(s.waiting),
+            slots_used=s.slots_used,
+            blocks_total=pool.num_blocks,
+            blocks_used=pool.used,
+            blocks_cached=pool.cached,
+            decode_steps=c.steps["decode"],
+            prefill_steps=c.steps["prefill"],
+            prompt_tokens=c.prompt_tokens,
+            generation_tokens=c.generation_tokens,
+            prefix_queries=s.prefix_queries,
+            prefix_hits=s.prefix_hits,
+            preemptions=s.preemptions,
+            finished=dict(c.finish_reasons),
+            step_ms_p50=step[0],
+            step_ms_p99=step[1],
+            host_us_p50=host[0],
+            host_us_p99=host[1],
+        )
