@@ -40,7 +40,8 @@ class CpuStepGraph:
 class GraphSet:
     """All graphs of a model over one `StepBuffers`, by kind and size."""
 
-    def __init__(self, buffers: StepBuffers, make: Callable[[StepView], StepGraph]) -> None:
+    def __init__(self, ops: Ops, buffers: StepBuffers, make: Callable[[StepView], StepGraph]) -> None:
+        self.ops = ops
         self.buffers = buffers
         self._graphs: dict[tuple[StepKind, int], StepGraph] = {}
         kinds: tuple[tuple[StepKind, tuple[int, ...]], ...] = (

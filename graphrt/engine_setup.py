@@ -12,10 +12,12 @@ from graphrt.capture.graph import CpuStepGraph, GraphSet
 from graphrt.capture.step_buffers import CacheArray, StepBuffers, StepSizes
 from graphrt.capture.token_ring import TokenReader
 from graphrt.config import ModelConfig, load_config
-from graphrt.engine import Endpoint, Engine
+from graphrt.engine import STEP_TIMEOUT_S, Endpoint, Engine
 from graphrt.engine_config import EngineConfig
 from graphrt.errors import ConfigError, DeviceError, ModelError
+from graphrt.kernels.abi import PAD, Field
 from graphrt.kernels.cpu_ops import make_cpu_ops
+from graphrt.kernels.step_state import StepKind
 from graphrt.kv_spec import KVSpec
 from graphrt.memory import available_memory
 from graphrt.models.registry import load_model, model_module
@@ -65,7 +67,7 @@ def build_engine(config: EngineConfig) -> Engine:
     sizes = cpu_sizes(config.max_batch, config.prefill_chunk)
     buffers = StepBuffers(ops, sizes, slots=config.max_batch, max_blocks=max_blocks, caches=caches)
     graphs = GraphSet(
-        buffers, lambda view: CpuStepGraph(ops, lambda b: loaded.model.step(ops, loaded.weights, b), view)
+        ops, buffers, lambda view: CpuStepGraph(ops, lambda b: loaded.model.step(ops, loaded.weights, b), view)
     )
     delta, reader = DeltaWriter(buffers.delta), TokenReader(buffers.token_ring)
     scheduler = Scheduler(

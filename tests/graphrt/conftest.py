@@ -22,17 +22,35 @@ from graphrt.kernels.step_state import StepKind, StepView
 from graphrt.models.registry import load_model
 
 
-def slot_bytes(seq_len: int, *, serial: int = 1, temperature: float = 0.0, seed: int = 0, max_len: int = 1 << 30) -> bytes:
+def slot_bytes(
+    seq_len: int, *, serial: int = 1, temperature: float = 0.0, seed: int = 0, max_len: int = 1 << 30
+) -> bytes:
     """A running slot that samples as asked."""
     return SLOT_STRUCT.pack(
-        seq_len, 0, max_len, abi.SlotState.RUNNING, serial, temperature, 0, 1.0, 0.0, seed, 0, 1.0, 0.0, 0.0, *([0] * 18)
+        seq_len,
+        0,
+        max_len,
+        abi.SlotState.RUNNING,
+        serial,
+        temperature,
+        0,
+        1.0,
+        0.0,
+        seed,
+        0,
+        1.0,
+        0.0,
+        0.0,
+        *([0] * 18),
     )
 
 
 class StepRunner:
     """Runs single steps and returns the logits of all their live rows. Blocks are dealt out shuffled, all poisoned with NaN."""
 
-    def __init__(self, model_dir: Path, ops: NumpyOps, *, slots: int = 8, context: int = 256, rows: int = 64, seed: int = 1) -> None:
+    def __init__(
+        self, model_dir: Path, ops: NumpyOps, *, slots: int = 8, context: int = 256, rows: int = 64, seed: int = 1
+    ) -> None:
         self.ops, self.rows = ops, rows
         tokens = 16
         self.loaded = load_model(model_dir, ops, context)
