@@ -32,6 +32,7 @@ lint: .venv/.dev  ## ruff and mypy
 	@$(BIN)/mypy
 
 install: .venv/.base  ## only make .venv and install graphrt there [PYTHON=python3.12] [CUDA=0]
+	@echo "graphrt is installed: $(BIN)/graphrt --help"
 
 .venv/.base: pyproject.toml $(STALE)
 	@.ci/venv base

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WANTED_CUDA = (13, 0)
+_NVIDIA = "0x10de"  # PCI vendor
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 
 
@@ -45,8 +46,9 @@ def probe() -> Driver:
     try:
         lib = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        what = f"the kernel module {release} is loaded but libcuda.so.1 is not found" if release else "no NVIDIA driver"
-        return Driver(None, release, (), what)
+        if release:
+            return Driver(None, release, (), f"the kernel module {release} is loaded but libcuda.so.1 is not found")
+        return Driver(None, "", (), "an NVIDIA GPU without its driver" if on_pci() else "no NVIDIA GPU")
     number = ctypes.c_int()
     if lib.cuDriverGetVersion(ctypes.byref(number)) != 0:
         return Driver(None, release, (), "libcuda.so.1 does not answer cuDriverGetVersion")
@@ -61,6 +63,15 @@ def probe() -> Driver:
     elif cuda < WANTED_CUDA:
         problem = f"the driver supports CUDA {cuda[0]}.{cuda[1]}, needed is 13.0 (driver 580 or newer)"
     return Driver(cuda, release, gpus, problem)
+
+
+def on_pci(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
+    """True if the machine holds an NVIDIA display or compute device, driver or not."""
+    for vendor in devices.glob("*/vendor"):
+        with contextlib.suppress(OSError):
+            if vendor.read_text().strip() == _NVIDIA and (vendor.parent / "class").read_text().startswith("0x03"):
+                return True
+    return False
 
 
 def _devices(lib: ctypes.CDLL) -> tuple[Gpu, ...]:

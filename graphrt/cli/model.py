@@ -1,0 +1,26 @@
+"""From what the user calls a model to a directory on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from graphrt.errors import ModelError
+
+
+def obtain(name: str | None) -> Path:
+    """The model's directory. None is the default model; a catalogue name that is not on disk yet is fetched.
+
+    ModelError with what there is for a name that is neither known nor on disk.
+    """
+    from graphrt.catalog import CATALOG, DEFAULT_MODEL
+    from graphrt.paths import find_model
+
+    wanted = name or DEFAULT_MODEL
+    try:
+        return find_model(wanted)
+    except ModelError:
+        if wanted not in CATALOG:
+            raise
+    from graphrt.pull import pull
+
+    return pull(wanted, None)
