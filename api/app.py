@@ -1,0 +1,38 @@
+"""The application: paths to endpoints, errors to replies."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from graphrt.api.body import BodyTooLarge, on_body_too_large
+from graphrt.api.chat import ChatEndpoint
+from graphrt.api.errors import error_response, on_http_exception
+from graphrt.api.info_routes import InfoRoutes
+from graphrt.api.request_log import RequestLog
+from graphrt.api.state import AppState
+from graphrt.errors import EngineDead, RequestError
+
+
+def create_app(state: AppState) -> Starlette:
+    """The ASGI application that serves `state`."""
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        full = isinstance(error, RequestError) and error.status == 429
+        return error_response(error, {"retry-after": str(state.settings.retry_after_s)} if full else None)
+
+    routes = [Route("/v1/chat/completions", ChatEndpoint(state), methods=["POST"]), *InfoRoutes(state).routes()]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(RequestLog, metrics=state.metrics)],
+        exception_handlers={
+            HTTPException: on_http_exception,
+            BodyTooLarge: on_body_too_large,
+            RequestError: on_error,
+            EngineDead: on_error,
+        },
+    )

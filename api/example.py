@@ -1,0 +1,21 @@
+"""The line that shows a newcomer what to do next."""
+
+from __future__ import annotations
+
+import json
+
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+
+
+def base_url(host: str, port: int) -> str:
+    """Where a client on this machine reaches the server."""
+    return f"http://{_ANY.get(host) or (f'[{host}]' if ':' in host else host)}:{port}"
+
+
+def curl_example(url: str, model_name: str) -> str:
+    """A command that streams a reply."""
+    body = json.dumps(
+        {"model": model_name, "stream": True, "messages": [{"role": "user", "content": "Say hello in one sentence."}]},
+        ensure_ascii=False,
+    ).replace("'", "'\\''")
+    return f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"

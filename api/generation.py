@@ -1,0 +1,105 @@
+"""One sequence under way: waits for its tokens, turns them into text, keeps its times, and ends in exactly one way."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from graphrt.api.metrics import Metrics
+from graphrt.api.output_text import OutputText
+from graphrt.api.ports import TokenStream
+from graphrt.errors import EngineDead, RequestError
+
+
+class Generation:
+    """Use as `with Generation(...) as generation:`, so that leaving early cancels it in the engine.
+
+    `live` is the set of all that are under way; each adds and removes itself. `started` is `time.perf_counter()` at
+    the request's arrival.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        text: OutputText,
+        prompt_tokens: int,
+        metrics: Metrics,
+        live: set[Generation],
+        started: float,
+    ) -> None:
+        self._stream = stream
+        self._text = text
+        self._metrics = metrics
+        self._live = live
+        self._started = started
+        self._last = 0.0  # when the last tokens came; 0 before the first
+        self._aborted: RequestError | None = None
+        self._closed = False
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = 0
+        live.add(self)
+
+    @property
+    def finish(self) -> str:
+        """ "" while it goes on, then "stop" or "length"."""
+        return self._text.finish
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far, the end token included."""
+        return self._text.tokens
+
+    async def step(self) -> str:
+        """The next piece of text, maybe empty. Raises `RequestError` or `EngineDead` when the engine gives up on it."""
+        try:
+            out = await anext(self._stream)
+        except (RequestError, EngineDead) as error:
+            self._end("error")
+            raise (self._aborted or error) from None
+        except StopAsyncIteration:
+            self._end("error")
+            raise self._aborted or RequestError("the engine ended this request early", status=500) from None
+        self.cached_tokens = out.cached_tokens
+        if out.tokens:
+            self._clock(len(out.tokens))
+        piece = self._text.push(out.tokens, out.finish)
+        if self._text.finish:
+            if not out.finish:
+                self._stream.cancel()  # a stop string, of which the engine knows nothing
+            self._end(self._text.finish)
+        elif out.finish:
+            self._end("error")
+            raise self._aborted or RequestError(f"the engine ended this request: {out.finish}", status=500)
+        return piece
+
+    def abort(self, error: RequestError) -> None:
+        """End it from outside; `step` will raise `error`."""
+        self._aborted = error
+        self._stream.cancel()
+
+    def _clock(self, tokens: int) -> None:
+        now = time.perf_counter()
+        if self._last:
+            self._metrics.inter_token.observe((now - self._last) / tokens, tokens)
+        else:
+            self._metrics.first_token.observe(now - self._started)
+        self._last = now
+
+    def _end(self, reason: str) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._live.discard(self)
+        self._metrics.finished[reason] += 1
+        self._metrics.end_to_end.observe(time.perf_counter() - self._started)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._closed:
+            self._stream.cancel()
+            self._end("abort")

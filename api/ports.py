@@ -1,0 +1,72 @@
+"""What the server needs of the engine, the tokenizer and the template: the seams at which tests put their own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
+
+from graphrt.seam.records import EngineInfo, Sampling, Stats, TokenOut
+
+
+class TokenStream(Protocol):
+    """The tokens of one request, ending after the item whose `finish` is set.
+
+    `__anext__` raises `RequestError` when the engine refused the request and `EngineDead` when the engine died.
+    """
+
+    def __aiter__(self) -> TokenStream: ...
+
+    async def __anext__(self) -> TokenOut: ...
+
+    def cancel(self) -> None:
+        """Drop the request in the engine; may be called at any time and more than once."""
+
+
+class Engine(Protocol):
+    """The server's side of the engine. `submit` raises `EngineDead` once `alive` is False."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def stats(self) -> Stats: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def death_reason(self) -> str: ...
+
+    def submit(self, tokens: list[int], sampling: Sampling, max_tokens: int, stop_ids: list[int]) -> TokenStream: ...
+
+    async def wait_dead(self) -> None: ...
+
+    async def close(self, drain_timeout_s: float) -> None: ...
+
+
+class Detokenizer(Protocol):
+    """Turns ids into text piece by piece; the pieces together equal the text of all ids."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class TextCodec(Protocol):
+    """Text to token ids and back. `encode` may be called from several threads."""
+
+    @property
+    def eos_ids(self) -> Collection[int]: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def detokenizer(self) -> Detokenizer: ...
+
+
+class PromptTemplate(Protocol):
+    """Writes a conversation as the one text that the model was trained on. Raises `RequestError`."""
+
+    def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **kwargs: Any) -> str: ...

@@ -1,0 +1,265 @@
+"""A live HTTP server over an engine that follows a script, with a tokenizer of one byte a token."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import openai
+import pytest
+import uvicorn
+import uvloop
+
+from graphrt.api.app import create_app
+from graphrt.api.http_protocol import http_protocol
+from graphrt.api.settings import ServerSettings
+from graphrt.api.state import AppState, make_state
+from graphrt.engine_config import EngineConfig
+from graphrt.errors import EngineDead, RequestError
+from graphrt.seam.records import EngineInfo, Sampling, Stats, Submit, TokenOut
+
+T = TypeVar("T")
+EOS = 256
+VOCAB = 258
+
+
+class ByteDetokenizer:
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Sequence[int]) -> str:
+        return self._decoder.decode(bytes(i for i in ids if i < 256))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class ByteTokenizer:
+    """One token a byte of UTF-8; 256 ends a sequence."""
+
+    eos_ids = (EOS,)
+    vocab_size = VOCAB
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []  # in which each call ran
+
+    def encode(self, text: str) -> list[int]:
+        self.threads.append(threading.current_thread().name)
+        return list(text.encode())
+
+    def detokenizer(self) -> ByteDetokenizer:
+        return ByteDetokenizer()
+
+
+class LineTemplate:
+    """One line a message, and the options behind."""
+
+    def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **kwargs: Any) -> str:
+        if any("tools are not known" in message["content"] for message in messages):
+            raise RequestError("the chat template refused: tools are not known")
+        lines = [f"{message['role']}: {message['content']}" for message in messages]
+        return "\n".join([*lines, *(f"{k}={v}" for k, v in kwargs.items()), "assistant:"])
+
+
+class FakeStream:
+    def __init__(self, engine: FakeEngine, request: Submit) -> None:
+        self.engine = engine
+        self.request = request
+        self.cancelled = asyncio.Event()
+        self._queue: asyncio.Queue[TokenOut | Exception] = asyncio.Queue()
+        self._over = False
+
+    def put(self, text: str | bytes | list[int], finish: str = "", cached: int = 0) -> None:
+        tokens = text if isinstance(text, list) else list(text.encode() if isinstance(text, str) else text)
+        self._queue.put_nowait(TokenOut(self.request.id, tokens, finish, cached))
+
+    def fail(self, error: Exception) -> None:
+        self._queue.put_nowait(error)
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> TokenOut:
+        if self._over:
+            raise StopAsyncIteration
+        item = await self._queue.get()
+        if isinstance(item, Exception):
+            self._over = True
+            raise item
+        self._over = bool(item.finish)
+        return item
+
+    def cancel(self) -> None:
+        if not self.cancelled.is_set():
+            self.cancelled.set()
+            self.engine.cancelled.append(self.request.id)
+            self.put([], "cancelled")
+
+
+Script = Callable[[FakeStream], Awaitable[None]]
+
+
+async def say_hello(stream: FakeStream) -> None:
+    for char in "Hello, wörld!":
+        stream.put(char)
+        await asyncio.sleep(0)
+    stream.put([EOS], "stop", 3)
+
+
+class FakeEngine:
+    """Follows `script` for each request; remembers what it was asked."""
+
+    def __init__(self, context: int = 4096) -> None:
+        self.info = EngineInfo("llama", "cpu", VOCAB, context, 8, 16, 16, 128, 1)
+        self.stats = Stats(running=2, blocks_total=128, blocks_used=32, prompt_tokens=70, finished={"stop": 1})
+        self.alive = True
+        self.death_reason = ""
+        self.script: Script = say_hello
+        self.requests: list[Submit] = []
+        self.streams: list[FakeStream] = []
+        self.cancelled: list[int] = []
+        self._tasks: set[asyncio.Future[None]] = set()
+        self._dead = asyncio.Event()
+
+    def submit(self, tokens: list[int], sampling: Sampling, max_tokens: int, stop_ids: list[int]) -> FakeStream:
+        if not self.alive:
+            raise EngineDead(self.death_reason)
+        request = Submit(len(self.requests), tokens, sampling, max_tokens, stop_ids)
+        self.requests.append(request)
+        stream = FakeStream(self, request)
+        self.streams.append(stream)
+        task = asyncio.ensure_future(self.script(stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return stream
+
+    def die(self, reason: str) -> None:
+        self.alive = False
+        self.death_reason = reason
+        for stream in self.streams:
+            stream.fail(EngineDead(reason))
+        self._dead.set()
+
+    async def wait_dead(self) -> None:
+        await self._dead.wait()
+
+    async def close(self, drain_timeout_s: float) -> None:
+        self._dead.set()
+
+
+class LiveServer:
+    """uvicorn on uvloop in a thread, over `engine`. `call` runs a function on its loop."""
+
+    def __init__(self, make_engine: Callable[[], Awaitable[Any]], **options: Any) -> None:
+        self.engine: Any = None
+        self.state: AppState
+        self.tokenizer = ByteTokenizer()
+        self._make_engine = make_engine
+        self._settings = ServerSettings(
+            model_dir=Path("/models/tiny"), engine=EngineConfig("/models/tiny"), port=0, **options
+        )
+        self._sock = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._sock.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._main()))
+        self._thread.start()
+        assert self._up.wait(10)
+
+    async def _main(self) -> None:
+        try:
+            self.engine = await self._make_engine()
+            self.state = make_state(self._settings, self.engine, self.tokenizer, LineTemplate())
+            settings = self._settings
+            config = uvicorn.Config(
+                create_app(self.state),
+                http=http_protocol(settings.header_limit, settings.header_timeout_s),
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+            )
+            self._server = uvicorn.Server(config)
+            self._loop = asyncio.get_running_loop()
+            serving = asyncio.ensure_future(self._server.serve([self._sock]))
+            while not self._server.started:
+                await asyncio.sleep(0.005)
+        finally:
+            self._up.set()
+        await serving
+        await self.engine.close(0.0)
+
+    def call(self, work: Callable[[], T]) -> T:
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        return done.result(10)
+
+    def until(self, condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
+        """Wait for `condition`, evaluated on the loop."""
+        end = time.monotonic() + timeout_s
+        while not self.call(condition):
+            assert time.monotonic() < end, "the condition did not come true in time"
+            time.sleep(0.005)
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, **options)
+
+    def metric(self, line: str) -> float:
+        page = self.call(self.state.metrics.page).decode()
+        [found] = [entry for entry in page.splitlines() if entry.startswith(line + " ")]
+        return float(found.rsplit(" ", 1)[1])
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._server.force_exit = True
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        self.state.close()
+
+
+@pytest.fixture
+def make_server() -> Iterator[Callable[..., LiveServer]]:
+    """`make_server(make_engine=..., **settings) -> LiveServer`, over a `FakeEngine` unless told otherwise."""
+    made: list[LiveServer] = []
+
+    async def fake() -> FakeEngine:
+        return FakeEngine()
+
+    def make(make_engine: Callable[[], Awaitable[Any]] = fake, **options: Any) -> LiveServer:
+        made.append(LiveServer(make_engine, **options))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.stop()
+
+
+@pytest.fixture
+def server(make_server: Callable[..., LiveServer]) -> LiveServer:
+    """A server with default settings over a `FakeEngine`."""
+    return make_server()
+
+
+@pytest.fixture
+def byte_tokenizer() -> ByteTokenizer:
+    """One token a byte."""
+    return ByteTokenizer()
+
+
+@pytest.fixture
+def line_template() -> LineTemplate:
+    """One line a message."""
+    return LineTemplate()

@@ -1,0 +1,67 @@
+"""From messages to the prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from graphrt.api.errors import ApiError
+from graphrt.api.prompt import INLINE_CHARS, encode_chat, template_message
+from graphrt.api.request_schema import ChatRequest, ContentPart, Message
+
+
+def encode(tokenizer: Any, template: Any, messages: list[Message], **fields: Any) -> str:
+    with ThreadPoolExecutor(1, "encode") as pool:
+        request = ChatRequest(model="m", messages=messages, **fields)
+        return bytes(asyncio.run(encode_chat(request, template, tokenizer, pool))).decode()
+
+
+def test_roles_and_parts(byte_tokenizer: Any, line_template: Any) -> None:
+    messages = [
+        Message("developer", "be kind"),
+        Message("user", [ContentPart("text", "a"), ContentPart("text", "b")]),
+        Message("assistant", "c"),
+        Message("tool", "d", tool_call_id="1"),
+    ]
+    text = encode(byte_tokenizer, line_template, messages, chat_template_kwargs={"enable_thinking": False})
+    assert text == "system: be kind\nuser: a\nb\nassistant: c\ntool: d\nenable_thinking=False\nassistant:"
+
+
+def test_tool_calls_reach_the_template_as_objects() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    message = template_message(Message("assistant", None, tool_calls=[call]), "messages[0]")
+    assert message["content"] == ""
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
+    odd = {"function": {"arguments": "{not json"}}
+    assert template_message(Message("assistant", "", tool_calls=[odd]), "m")["tool_calls"] == [odd]
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (Message("user", None), "messages[0].content"),
+        (Message("assistant", None), "messages[0].content"),
+        (Message("user", [ContentPart("image_url")]), "messages[0].content[0].type"),
+        (Message("user", [ContentPart("text", "a"), ContentPart("text")]), "messages[0].content[1].text"),
+    ],
+)
+def test_what_cannot_be_served_is_named(byte_tokenizer: Any, line_template: Any, message: Message, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        encode(byte_tokenizer, line_template, [message])
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("name", ["self", "messages", "add_generation_prompt"])
+def test_template_options_cannot_replace_the_conversation(byte_tokenizer: Any, line_template: Any, name: str) -> None:
+    with pytest.raises(ApiError, match=name):
+        encode(byte_tokenizer, line_template, [Message("user", "hi")], chat_template_kwargs={name: 1})
+
+
+def test_a_long_prompt_is_encoded_in_a_thread(byte_tokenizer: Any, line_template: Any) -> None:
+    encode(byte_tokenizer, line_template, [Message("user", "x" * INLINE_CHARS)])
+    encode(byte_tokenizer, line_template, [Message("user", "x" * (INLINE_CHARS + 1))])
+    encode(byte_tokenizer, line_template, [Message("user", "x")] * 100)
+    assert [name.startswith("encode") for name in byte_tokenizer.threads] == [False, True, True]
