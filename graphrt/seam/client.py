@@ -20,7 +20,7 @@ from graphrt.seam.spawn import EngineProcess
 from graphrt.seam.stream import RequestStream
 from graphrt.seam.wires import ServerWires
 
-DEFAULT_RUNNER = "graphrt.engine:run_engine"
+DEFAULT_RUNNER = "graphrt.engine_setup:run_engine"
 
 _RECORDS_PER_TURN = 256  # then other callbacks of the loop have their turn
 _FATAL_GRACE_S = 5.0
