@@ -95,7 +95,7 @@ def _find(model_dir: Path) -> tuple[dict[str, str], Path]:
             except (TypeError, KeyError):
                 raise ModelError(f"{path}: chat_template is not a list of names and templates") from None
         if value is not None:
-            raise ModelError(f"{path}: chat_template is a {type(value).__name__}, expected a string or a list")
+            raise ModelError(f"{path}: chat_template is of type {type(value).__name__}, expected a string or a list")
     return {}, model_dir
 
 
