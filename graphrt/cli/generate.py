@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import secrets
 import sys
@@ -42,6 +41,8 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, generate, report."""
+    import asyncio
+
     from graphrt.chat_template import ChatTemplate
     from graphrt.cli.model import obtain
     from graphrt.cli.reply import Request, reply

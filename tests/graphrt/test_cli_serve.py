@@ -1,0 +1,96 @@
+"""`graphrt serve`: what its flags become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from graphrt.api.settings import ServerSettings
+from graphrt.cli import device
+from graphrt.cli import main as cli
+from graphrt.doctor.driver import Driver, Gpu
+from graphrt.errors import DeviceError
+
+NO_GPU = Driver(None, "", (), "no NVIDIA GPU")
+H200 = Driver((13, 0), "580.1", (Gpu("NVIDIA H200", 141 << 30, (9, 0)),), "")
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
+    """What `run_server` was called with, instead of a server."""
+    calls: list[ServerSettings] = []
+
+    def run_server(settings: ServerSettings) -> int:
+        calls.append(settings)
+        return 0
+
+    monkeypatch.setattr("graphrt.api.server.run_server", run_server)
+    monkeypatch.setattr("graphrt.cli.device.probe", lambda: NO_GPU)
+    return calls
+
+
+def test_flags_become_settings(served: list[ServerSettings], tiny_model: Callable[..., Path]) -> None:
+    folder = tiny_model("llama")
+    flags = "--host 0.0.0.0 --port 0 --max-batch 4 --ctx 64 --max-waiting 0 --kv-memory 16MiB --threads 1 --device cpu"
+    assert cli.main(["serve", str(folder), *flags.split(), "--served-model-name", "tiny"]) == 0
+    [settings] = served
+    settings.check()
+    assert (settings.host, settings.port, settings.model_name) == ("0.0.0.0", 0, "tiny")
+    engine = settings.engine
+    assert (engine.model_dir, engine.device) == (str(folder), "cpu")
+    assert (engine.max_batch, engine.context, engine.max_waiting) == (4, 64, 0)
+    assert (engine.kv_bytes, engine.threads) == (16 << 20, 1)
+
+
+def test_the_defaults(
+    served: list[ServerSettings], tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_model("llama")
+    assert cli.main(["serve", str(folder)]) == 0
+    [settings] = served
+    settings.check()
+    assert (settings.host, settings.port, settings.model_name) == ("127.0.0.1", 8000, folder.name)
+    assert settings.engine.device == "cpu"
+    assert "device cpu (no NVIDIA GPU;" in capsys.readouterr().err
+
+
+def test_without_a_model_the_default_is_fetched_once(
+    served: list[ServerSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHRT_HOME", str(tmp_path))
+    fetched: list[str] = []
+
+    def pull(name: str, to: Path | None) -> Path:
+        fetched.append(name)
+        folder = tmp_path / "models" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        return folder
+
+    monkeypatch.setattr("graphrt.pull.pull", pull)
+    assert cli.main(["serve"]) == cli.main(["serve"]) == cli.main(["serve", "smollm2-135m-instruct"]) == 0
+    assert fetched == ["smollm2-135m-instruct"]
+    assert {settings.model_dir for settings in served} == {tmp_path / "models" / "smollm2-135m-instruct"}
+
+
+def test_the_device_is_chosen_with_a_reason() -> None:
+    assert device.choose("cpu", H200) == ("cpu", "as asked")
+    assert device.choose("auto", NO_GPU) == ("cpu", "no NVIDIA GPU; this version has no CUDA backend")
+    assert device.choose("auto", H200) == ("cpu", "NVIDIA H200 found, but this version has no CUDA backend")
+
+
+@pytest.mark.parametrize("driver", [NO_GPU, H200])
+def test_cuda_is_refused(driver: Driver) -> None:
+    with pytest.raises(DeviceError, match="this version has no CUDA backend; use --device cpu or auto"):
+        device.choose("cuda", driver)
+
+
+def test_asking_for_cuda_fails_before_anything_is_fetched(
+    served: list[ServerSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GRAPHRT_HOME", str(tmp_path))
+    assert cli.main(["serve", "--device", "cuda"]) == 1
+    assert capsys.readouterr().err.startswith("graphrt serve: error: device cuda: no NVIDIA GPU;")
+    assert not served and not list(tmp_path.iterdir())
