@@ -117,7 +117,7 @@ class ChatEndpoint:
         state = self._state
         sampling = params.sampling_of(request, state.defaults)
         stops = params.stop_strings(request)
-        stop_ids = params.stop_ids(request, state.tokenizer.eos_ids, state.tokenizer.vocab_size)
+        stop_ids = params.stop_ids(request, state.tokenizer.eos_ids, state.engine.info.vocab_size)
         asked, field = _asked_tokens(request)
         tokens = await encode_chat(request, state.template, state.tokenizer, state.encoders)
         budget = params.output_budget(asked, field, "messages", len(tokens), state.engine.info.context)

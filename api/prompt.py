@@ -12,7 +12,7 @@ from graphrt.api.errors import ApiError
 from graphrt.api.ports import PromptTemplate, TextCodec
 from graphrt.api.request_schema import ChatRequest, ContentPart, Message
 
-INLINE_CHARS = 4096  # about a millisecond of tokenizing; more of it would hold up every stream of the loop
+INLINE_CHARS = 2048  # about a millisecond of tokenizing; more of it would hold up every stream of the loop
 _RESERVED = frozenset({"self", "messages", "add_generation_prompt"})
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
+import importlib.util
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import openai
@@ -22,7 +23,7 @@ from graphrt.api.http_protocol import http_protocol
 from graphrt.api.settings import ServerSettings
 from graphrt.api.state import AppState, make_state
 from graphrt.engine_config import EngineConfig
-from graphrt.errors import EngineDead, RequestError
+from graphrt.errors import EngineDead
 from graphrt.seam.records import EngineInfo, Sampling, Stats, Submit, TokenOut
 
 T = TypeVar("T")
@@ -30,42 +31,16 @@ EOS = 256
 VOCAB = 258
 
 
-class ByteDetokenizer:
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, ids: Sequence[int]) -> str:
-        return self._decoder.decode(bytes(i for i in ids if i < 256))
-
-    def finish(self) -> str:
-        return self._decoder.decode(b"", final=True)
+def _load_sibling(name: str) -> ModuleType:
+    # The tests are no package (importlib mode), so a shared helper is loaded by its path.
+    spec = importlib.util.spec_from_file_location(f"graphrt_tests_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-class ByteTokenizer:
-    """One token a byte of UTF-8; 256 ends a sequence."""
-
-    eos_ids = (EOS,)
-    vocab_size = VOCAB
-
-    def __init__(self) -> None:
-        self.threads: list[str] = []  # in which each call ran
-
-    def encode(self, text: str) -> list[int]:
-        self.threads.append(threading.current_thread().name)
-        return list(text.encode())
-
-    def detokenizer(self) -> ByteDetokenizer:
-        return ByteDetokenizer()
-
-
-class LineTemplate:
-    """One line a message, and the options behind."""
-
-    def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **kwargs: Any) -> str:
-        if any("tools are not known" in message["content"] for message in messages):
-            raise RequestError("the chat template refused: tools are not known")
-        lines = [f"{message['role']}: {message['content']}" for message in messages]
-        return "\n".join([*lines, *(f"{k}={v}" for k, v in kwargs.items()), "assistant:"])
+SCRIPTED = _load_sibling("scripted")
 
 
 class FakeStream:
@@ -160,7 +135,7 @@ class LiveServer:
     def __init__(self, make_engine: Callable[[], Awaitable[Any]], **options: Any) -> None:
         self.engine: Any = None
         self.state: AppState
-        self.tokenizer = ByteTokenizer()
+        self.tokenizer = SCRIPTED.ByteTokenizer()
         self._make_engine = make_engine
         self._settings = ServerSettings(
             model_dir=Path("/models/tiny"), engine=EngineConfig("/models/tiny"), port=0, **options
@@ -176,7 +151,7 @@ class LiveServer:
     async def _main(self) -> None:
         try:
             self.engine = await self._make_engine()
-            self.state = make_state(self._settings, self.engine, self.tokenizer, LineTemplate())
+            self.state = make_state(self._settings, self.engine, self.tokenizer, SCRIPTED.LineTemplate())
             settings = self._settings
             config = uvicorn.Config(
                 create_app(self.state),
@@ -187,12 +162,16 @@ class LiveServer:
             )
             self._server = uvicorn.Server(config)
             self._loop = asyncio.get_running_loop()
+            self._over = asyncio.Event()
             serving = asyncio.ensure_future(self._server.serve([self._sock]))
             while not self._server.started:
                 await asyncio.sleep(0.005)
         finally:
             self._up.set()
-        await serving
+        await self._over.wait()
+        serving.cancel()  # uvicorn's own end takes two of its ticks
+        for listener in self._server.servers:
+            listener.close()
         await self.engine.close(0.0)
 
     def call(self, work: Callable[[], T]) -> T:
@@ -223,8 +202,7 @@ class LiveServer:
         return float(found.rsplit(" ", 1)[1])
 
     def stop(self) -> None:
-        self._server.should_exit = True
-        self._server.force_exit = True
+        self.call(self._over.set)
         self._thread.join(10)
         assert not self._thread.is_alive()
         self.state.close()
@@ -254,12 +232,18 @@ def server(make_server: Callable[..., LiveServer]) -> LiveServer:
 
 
 @pytest.fixture
-def byte_tokenizer() -> ByteTokenizer:
+def byte_tokenizer() -> Any:
     """One token a byte."""
-    return ByteTokenizer()
+    return SCRIPTED.ByteTokenizer()
 
 
 @pytest.fixture
-def line_template() -> LineTemplate:
+def line_template() -> Any:
     """One line a message."""
-    return LineTemplate()
+    return SCRIPTED.LineTemplate()
+
+
+@pytest.fixture
+def scripted() -> ModuleType:
+    """The module scripted.py."""
+    return SCRIPTED
