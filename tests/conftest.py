@@ -28,6 +28,12 @@ def tiny_models() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def gguf_models() -> ModuleType:
+    """The module tests/gguf_models.py: tiny models as GGUF files."""
+    return _load_sibling("gguf_models")
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory, tiny_models: ModuleType) -> Callable[..., Path]:
     """`tiny_model("llama" | "qwen3", **shape) -> Path`; arguments of `write_tiny_model`.
 
