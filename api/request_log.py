@@ -18,6 +18,7 @@ log = logging.getLogger("graphrt.api")
 GONE = 499  # the client left before the reply was complete
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _ROUTES = ("/", "/health", "/metrics", "/v1/models", "/v1/chat/completions")
+_PROBES = ("/health", "/metrics")  # asked several times a second by machines
 
 
 class RequestLog:
@@ -58,9 +59,10 @@ class RequestLog:
     def _note(self, scope: Scope, status: int, request_id: bytes, seconds: float) -> None:
         path: str = scope["path"]
         self._metrics.http[(path if path in _ROUTES else "other", str(status))] += 1
-        if log.isEnabledFor(logging.INFO):
+        level = logging.DEBUG if path in _PROBES else logging.INFO
+        if log.isEnabledFor(level):
             # A path may hold anything, line breaks too.
-            log.info("%s %r %d %.1f ms %s", scope["method"], path, status, seconds * 1e3, request_id.decode())
+            log.log(level, "%s %r %d %.1f ms %s", scope["method"], path, status, seconds * 1e3, request_id.decode())
 
 
 def _request_id(scope: Scope) -> bytes:
