@@ -16,7 +16,7 @@ from zlib import crc32
 from graphrt.errors import GraphrtError
 
 HEADER_BYTES = 4096
-DEFAULT_CAPACITY = 4 << 20  # a prompt of 128k tokens is about 640 kB; pages that are never touched cost nothing
+DEFAULT_CAPACITY = 4 << 20  # a prompt of 128k tokens is about 640 kB
 SLEEPS_WORD = 16  # set by the consumer, see doorbell.py
 
 _HEAD_WORD = 0
@@ -59,7 +59,8 @@ class Ring:
         _check_capacity(capacity)
         self._capacity = capacity
         self._mask = capacity - 1
-        self._map = mmap.mmap(fd, HEADER_BYTES + capacity)
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # page faults now, not while serving
+        self._map = mmap.mmap(fd, HEADER_BYTES + capacity, flags=flags)
         self._words = memoryview(self._map).cast("Q")
         self._head: int = self._words[_HEAD_WORD]
         self._tail: int = self._words[_TAIL_WORD]
