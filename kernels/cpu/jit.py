@@ -1,0 +1,34 @@
+"""What every compiled kernel shares: the disk cache's stamp and the shape of a kernel body.
+
+numba's disk cache notices an edit of the file that holds a function, but not of the files whose helpers were compiled into
+it. So each cached function closes over `source_stamp()`; numba makes closed-over values part of the cache's key.
+"""
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numba import types
+
+BODY = types.void(types.int64, types.int64)  # body(control block's address, thread index): takes items until none is left
+
+F32 = np.dtype(np.float32)
+I32 = np.dtype(np.int32)
+U16 = np.dtype(np.uint16)
+
+
+@cache
+def source_stamp() -> int:
+    """A positive number that changes when any file of this package changes."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return int.from_bytes(digest.digest()[:7], "big") | 1
+
+
+def check(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless `array` is C-contiguous with exactly this dtype and shape."""
+    if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
+        order = "" if array.flags.c_contiguous else ", not C-contiguous"
+        raise ValueError(f"{name}: want {dtype} {list(shape)}, have {array.dtype} {list(array.shape)}{order}")
