@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from graphrt.errors import ModelError
@@ -20,7 +20,7 @@ def lock_for(target: Path, on_wait: Callable[[], None] | None = None) -> Iterato
 
     `on_wait` is called once when another process holds it. Leaves no file behind.
     """
-    path = target.with_name(f".{target.name}.lock")
+    path = target.with_name(f".{target.name}.graphrt-lock")
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -55,7 +55,7 @@ def new_directory(target: Path) -> Iterator[Path]:
     Must run under `lock_for(target)`: whatever an earlier, killed process left for this target is removed first.
     Files are on disk before the name is. ModelError when `target` has come to hold something.
     """
-    prefix = f".{target.name}.partial-"
+    prefix = f".{target.name}.graphrt-partial-"
     for stale in target.parent.glob(glob.escape(prefix) + "*"):
         shutil.rmtree(stale, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
@@ -73,6 +73,18 @@ def new_directory(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+def sweep(folder: Path) -> None:
+    """Removes what killed processes left in `folder`, of any target that nobody is making now."""
+    for work in folder.glob(".*.graphrt-partial-*"):
+        target = folder / work.name[1:].rpartition(".graphrt-partial-")[0]
+        with suppress(BlockingIOError), lock_for(target, _give_up):
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _give_up() -> None:
+    raise BlockingIOError
 
 
 def _sync(path: Path) -> None:

