@@ -39,11 +39,10 @@ class CpuOps(NumpyOps):
 
     def __init__(self, threads: int) -> None:
         super().__init__()
-        from graphrt.kernels import cpu  # compiles or loads the kernels: not at import
-        from graphrt.kernels.cpu import attention, elementwise, linear
+        from graphrt.kernels.cpu import attention, elementwise, linear, sampling, team  # numba takes a second to import
 
-        self._linear, self._elementwise, self._attention = linear, elementwise, attention
-        cpu.set_threads(threads)
+        self._linear, self._elementwise, self._attention, self._sampling = linear, elementwise, attention, sampling
+        team.set_threads(threads)
 
     def load_linear(self, parts: Sequence[NDArray[Any]], biases: Sequence[NDArray[Any]] | None = None) -> Linear:
         for part in parts:
@@ -85,3 +84,6 @@ class CpuOps(NumpyOps):
 
     def paged_attention(self, q: Array, b: StepView, cache: Array, layer: int, scale: float, out: Array) -> None:
         self._attention.attention(q.np, b.positions.np, b.row_slot.np, b.block_table.np, cache.np, layer, scale, out.np)
+
+    def noise(self, seed: int, position: int, token_ids: NDArray[Any], vocab: int) -> NDArray[np.float32]:
+        return self._sampling.gumbel_noise(seed, position, vocab)[token_ids]

@@ -19,7 +19,7 @@ from graphrt.kernels import abi
 from graphrt.kernels.arena import Arena
 from graphrt.kernels.array import Array, host_array
 from graphrt.kernels.ops import Linear, Ops, Rope
-from graphrt.kernels.sampling import sample_row
+from graphrt.kernels.sampling import gumbel_noise, sample_row
 from graphrt.kernels.step_state import StepView
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -127,7 +127,12 @@ class NumpyOps(Ops):
                 min_p=float(p["min_p"]),
                 seed=int(p["seed_lo"]) | int(p["seed_hi"]) << 32,
                 position=int(b.positions.np[row]) + 1,
+                noise=self.noise,
             )
+
+    def noise(self, seed: int, position: int, token_ids: NDArray[Any], vocab: int) -> NDArray[np.float32]:
+        """Gumbel noise of the given tokens, see `gumbel_noise`; `vocab`: an upper bound of the ids."""
+        return gumbel_noise(seed, position, token_ids)
 
     def commit_step(self, b: StepView) -> None:
         step = int(b.control.np[0]) + 1

@@ -9,12 +9,14 @@ Filters work on logits / T: top_k, then min_p and top_p on what is left. They ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
+Noise = Callable[[int, int, NDArray[Any], int], F32]
 
 PHILOX_M = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 PHILOX_W = (0x9E3779B9, 0xBB67AE85)
@@ -72,12 +74,24 @@ def keep_threshold(z: F32, top_k: int, top_p: float, min_p: float) -> np.float32
 
 
 def sample_row(
-    logits: F32, *, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
+    logits: F32,
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int,
+    position: int,
+    noise: Noise | None = None,
 ) -> int:
-    """The token sampled from logits [V] for an absolute position. Temperature 0 is greedy; the lowest id wins a tie."""
+    """The token sampled from logits [V] for an absolute position. Temperature 0 is greedy; the lowest id wins a tie.
+
+    `noise`: (seed, position, token ids, V) -> noise of these tokens; None for `gumbel_noise`.
+    """
     if temperature <= 0:
         return int(np.argmax(logits))
     z = logits / np.float32(temperature)
     candidates = np.flatnonzero(z >= keep_threshold(z, top_k, top_p, min_p))
-    noisy = z[candidates] + gumbel_noise(seed, position, candidates)
+    drawn = noise(seed, position, candidates, z.size) if noise else gumbel_noise(seed, position, candidates)
+    noisy = z[candidates] + drawn
     return int(candidates[np.argmax(noisy)])
