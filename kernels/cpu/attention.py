@@ -24,7 +24,7 @@ from graphrt.kernels.cpu.attention_item import (
     reset,
     scratch_bytes,
 )
-from graphrt.kernels.cpu.jit import BODY, F32, I32, check, source_stamp
+from graphrt.kernels.cpu.jit import BODY, F32, I32, REAL, U8, WORD, check, reads, source_stamp, writes
 from graphrt.kernels.cpu.memory import load_f32, load_i64, store_f32, store_i64
 from graphrt.kernels.cpu.team import ARGS, run, shared_team, take
 
@@ -130,7 +130,14 @@ def _compiled() -> tuple[Any, Any, Any]:
         if stamp:
             _attend(control, who)
 
-    @njit(nogil=True, cache=True)
+    paging = (reads(I32, 1), reads(I32, 1), reads(I32, 2))
+    words = (WORD,) * 5
+
+    @njit(
+        WORD(*words, writes(U8, 1), WORD, WORD, reads(F32, 3), *paging, reads(F32, 6), WORD, REAL, writes(F32, 3), WORD),
+        nogil=True,
+        cache=True,
+    )
     def enter(
         control: int, workers: int, function: int, scratch: int, gap: int, space: Any, most_items: int, most_records: int,
         q: Any, positions: Any, row_slot: Any, block_table: Any, cache: Any, layer: int, scale: float, out: Any, most_rows: int,
@@ -188,7 +195,7 @@ def _compiled() -> tuple[Any, Any, Any]:
             _merge_all(s, positions, plan, items, partial, partial + records * (HEAD + head_dim * 4))
         return OK
 
-    @njit(cache=True)
+    @njit(WORD(reads(F32, 3), reads(F32, 3), *paging, writes(F32, 6), WORD), cache=True)
     def append(k: Any, v: Any, positions: Any, row_slot: Any, block_table: Any, cache: Any, layer: int) -> int:
         if not stamp:
             return OK

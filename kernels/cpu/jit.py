@@ -13,9 +13,25 @@ from numba import types
 
 BODY = types.void(types.int64, types.int64)  # body(control block's address, thread index): takes items until none is left
 
+# Types of the entry functions' arguments. They are given in full, so nothing is compiled behind a caller's back. What is only
+# read is declared read-only: numba then takes writable arrays as well as read-only ones, such as mapped files.
+WORD = types.int64
+REAL = types.float64
+
 F32 = np.dtype(np.float32)
 I32 = np.dtype(np.int32)
 U16 = np.dtype(np.uint16)
+U8 = np.dtype(np.uint8)
+
+
+def reads(dtype: np.dtype, axes: int) -> types.Array:
+    """The type of a C-contiguous argument that a kernel only reads."""
+    return types.Array(types.Float("float32") if dtype == F32 else types.Integer(dtype.name), axes, "C", readonly=True)
+
+
+def writes(dtype: np.dtype, axes: int) -> types.Array:
+    """The type of a C-contiguous argument that a kernel writes."""
+    return reads(dtype, axes).copy(readonly=False)
 
 
 @cache

@@ -15,7 +15,7 @@ import numpy as np
 from numba import cfunc, njit
 
 from graphrt.kernels.cpu.fma_tile import TILE, tile_bf16, tile_f32, tile_rows
-from graphrt.kernels.cpu.jit import BODY, F32, U16, check, source_stamp
+from graphrt.kernels.cpu.jit import BODY, F32, U16, WORD, check, reads, source_stamp, writes
 from graphrt.kernels.cpu.memory import load_f32, load_i64, load_u16, store_f32, store_i64, store_u16
 from graphrt.kernels.cpu.team import ARGS, run, shared_team, take
 from graphrt.kernels.cpu.transpose import turn_bf16_pairs, turn_f32
@@ -135,10 +135,12 @@ def _compiled() -> tuple[Any, Any, Any, Any, Any]:
         if stamp:
             _pack(control, who, False)
 
-    @njit(nogil=True, cache=True)
+    before, after = (WORD, WORD, WORD, reads(F32, 2)), (WORD, reads(F32, 1), writes(F32, 2), WORD, WORD, WORD)
+
+    @njit([WORD(*before, reads(kind, 3), *after) for kind in (U16, F32)], nogil=True, cache=True)
     def enter(
         control: int, workers: int, body: int, x: Any, data: Any, n: int, bias: Any, out: Any, add: int, sums: int, gap: int
-    ) -> None:
+    ) -> int:
         if stamp:
             a = control + ARGS
             store_i64(a, x.ctypes.data)
@@ -152,6 +154,7 @@ def _compiled() -> tuple[Any, Any, Any, Any, Any]:
             store_i64(a + 64, sums)
             store_i64(a + 72, gap)
             run(control, body, workers)
+        return 0
 
     return enter, linear_bf16, linear_f32, pack_bf16, pack_f32
 
@@ -189,8 +192,6 @@ def linear(
         bias = NO_BIAS
     else:
         check("bias", bias, F32, (w.n,))
-        if not bias.flags.writeable:
-            bias = bias.copy()  # a read-only array is another type to numba: it would compile again
     enter, bf16, f32, _, _ = _compiled()
     body = bf16 if w.data.dtype == U16 else f32
     team = shared_team()
