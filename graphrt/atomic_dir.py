@@ -85,7 +85,7 @@ def sweep(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    # A helper of the killed process may still be dying, and write one more file while we delete.
+    # A child of the killed process may still be dying, and write one more file while we delete.
     for _ in range(20):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
