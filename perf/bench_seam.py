@@ -31,7 +31,8 @@ import uvloop
 
 from graphrt.engine_config import EngineConfig
 from graphrt.perf.json_load import LoopWork, json_thread
-from graphrt.perf.quiet import OtherLoad, Shares, machine_facts, spread
+from graphrt.perf.machine import machine_facts
+from graphrt.perf.quiet import OtherLoad, Shares, spread
 from graphrt.seam.client import EngineClient
 from graphrt.seam.endpoint import EngineEndpoint
 from graphrt.seam.records import Cancel, Drain, EngineInfo, Output, Sampling, Submit, TokenOut
@@ -165,7 +166,8 @@ def host_costs_ns(repeats: int) -> dict[str, Any]:
 
 
 async def bench(arguments: argparse.Namespace) -> dict[str, Any]:
-    facts = machine_facts()
+    facts = machine_facts(("uvloop", "msgspec"))
+    facts["load_average_before"] = os.getloadavg()[0]
 
     async def process() -> EngineClient:
         return await EngineClient.launch(EngineConfig("none"), runner="graphrt.perf.bench_seam:stamp")

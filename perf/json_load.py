@@ -34,8 +34,7 @@ class LoopWork:
         self._chunks = chunks
         self._decode = msgspec.json.Decoder(_Request).decode
         self._encode = msgspec.json.Encoder().encode
-        self._on = False
-        self.pieces = 0
+        self._next: asyncio.Handle | None = None
 
     def piece(self) -> None:
         self._decode(self._body)
@@ -43,7 +42,6 @@ class LoopWork:
             chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": index, "model": "m"}
             choice = {"index": 0, "delta": {"content": " token"}, "finish_reason": None}
             self._encode({**chunk, "choices": [choice]})
-        self.pieces += 1
 
     def piece_us(self) -> float:
         """Median time of one piece."""
@@ -55,18 +53,17 @@ class LoopWork:
         return statistics.median(times) / 1000
 
     def __enter__(self) -> LoopWork:
-        self._on = True
         self._loop = asyncio.get_running_loop()
-        self._loop.call_soon(self._turn)
+        self._next = self._loop.call_soon(self._turn)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._on = False
+        if self._next is not None:
+            self._next.cancel()  # a turn left over would go on beside those of the next `with`
 
     def _turn(self) -> None:
-        if self._on:
-            self.piece()
-            self._loop.call_soon(self._turn)
+        self.piece()
+        self._next = self._loop.call_soon(self._turn)
 
 
 @contextlib.contextmanager

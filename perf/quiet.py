@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import platform
 import statistics
 import time
 from pathlib import Path
 from typing import Any
-
-import msgspec
-import uvloop
 
 QUIET_CORES = 0.1
 
@@ -78,18 +74,3 @@ class Shares:
         names = ("p50_us", "p99_us", "max_us")
         spreads = {name: spread([shares[index] for shares in used]) for index, name in enumerate(names)}
         return {**spreads, "noisy_repeats": len(self._noisy), "noisy_used": max(0, self._wanted - len(self._quiet))}
-
-
-def machine_facts() -> dict[str, Any]:
-    """What the numbers depend on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-    return {
-        "cpu": f"{model} ({platform.machine()})",
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "uvloop": uvloop.__version__,
-        "msgspec": msgspec.__version__,
-        "load_average_before": round(os.getloadavg()[0], 2),
-    }
