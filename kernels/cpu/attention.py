@@ -61,7 +61,9 @@ def _attend(control: int, who: int) -> None:
 
 
 @njit
-def _groups(positions: Any, row_slot: Any, block_table: Any, blocks: int, tokens: int, most: int, groups: Any) -> tuple[int, int]:
+def _groups(
+    positions: Any, row_slot: Any, block_table: Any, blocks: int, tokens: int, most: int, groups: Any
+) -> tuple[int, int]:
     """Fill groups [., 2] with (first row, rows). Returns their number, or -1, and what is wrong."""
     count = 0
     previous = -1
@@ -89,7 +91,9 @@ def _groups(positions: Any, row_slot: Any, block_table: Any, blocks: int, tokens
 
 
 @njit
-def _plan(groups: Any, count: int, positions: Any, kv_heads: int, group: int, split: bool, plan: Any) -> tuple[int, int]:
+def _plan(
+    groups: Any, count: int, positions: Any, kv_heads: int, group: int, split: bool, plan: Any
+) -> tuple[int, int]:
     """Fill plan [., 5]. Returns the numbers of items and of partial records. Long groups come first: they should not end last."""
     items, records = 0, 0
     for g in range(count - 1, -1, -1):
@@ -134,7 +138,9 @@ def _compiled() -> tuple[Any, Any, Any]:
     words = (WORD,) * 5
 
     @njit(
-        WORD(*words, writes(U8, 1), WORD, WORD, reads(F32, 3), *paging, reads(F32, 6), WORD, REAL, writes(F32, 3), WORD),
+        WORD(
+            *words, writes(U8, 1), WORD, WORD, reads(F32, 3), *paging, reads(F32, 6), WORD, REAL, writes(F32, 3), WORD
+        ),
         nogil=True,
         cache=True,
     )
@@ -231,7 +237,9 @@ def _check_paging(
     check("cache", cache, F32, (*cache.shape[:2], 2, *cache.shape[3:]))
     tokens, head_dim = cache.shape[4], cache.shape[5]
     if tokens & (tokens - 1) or head_dim % 8:
-        raise ValueError(f"cache: block_tokens must be a power of two, head_dim a multiple of 8, have {tokens}, {head_dim}")
+        raise ValueError(
+            f"cache: block_tokens must be a power of two, head_dim a multiple of 8, have {tokens}, {head_dim}"
+        )
     if not 0 <= layer < cache.shape[1]:
         raise ValueError(f"layer: want 0 to {cache.shape[1] - 1}, have {layer}")
 

@@ -9,6 +9,7 @@ Keys are turned into columns once per tile, which makes scores, like values, the
 
 from typing import NamedTuple
 
+import numpy as np
 from numba import njit
 
 from graphrt.kernels.cpu.fma_tile import columns8_more, columns16_more, columns32, columns32_more, tile_rows
@@ -38,7 +39,7 @@ class Shape(NamedTuple):
     head_dim: int
     block_tokens: int
     out: int
-    scale: float
+    scale: np.float32
 
 
 def scratch_bytes(queries: int, head_dim: int) -> int:
@@ -76,7 +77,9 @@ def _turn_keys(s: Shape, slot: int, head: int, t0: int, count: int, columns: int
 
 
 @njit
-def _add_values(s: Shape, slot: int, head: int, t0: int, count: int, p: int, sums: int, stride: int, queries: int) -> None:
+def _add_values(
+    s: Shape, slot: int, head: int, t0: int, count: int, p: int, sums: int, stride: int, queries: int
+) -> None:
     """sums[i, :] += p[i, t] * value[t0 + t, :] for t < count in order, for `queries` rows of p and sums."""
     most = tile_rows()
     size = s.head_dim * 4
@@ -150,7 +153,9 @@ def _attend_part(s: Shape, row: int, rows: int, head: int, part: int, queries: i
         for i in range(0, many, most):
             for c in range(0, loaded, 32):
                 target = scores + i * LINE + c * 4
-                columns32(queries + i * size, size, columns + c * 4, LINE, target, LINE, s.head_dim, min(most, many - i))
+                columns32(
+                    queries + i * size, size, columns + c * 4, LINE, target, LINE, s.head_dim, min(most, many - i)
+                )
         for i in range(many):
             count = min(TOKENS, position + i // group + 1 - t0)
             if count > 0:

@@ -12,10 +12,9 @@ import numpy as np
 from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from graphrt.kernels.cpu import vector_ir as v
-from graphrt.kernels.cpu.jit import BODY, F32, I32, REAL, U16, WORD, check, reads, source_stamp, writes
+from graphrt.kernels.cpu.jit import BODY, F32, I32, REAL, U16, WORD, check, intrinsic, reads, source_stamp, writes
 from graphrt.kernels.cpu.memory import load_f32, load_i32, load_i64, store_f32, store_i64
 from graphrt.kernels.cpu.team import ARGS, run, shared_team, take
 
@@ -42,7 +41,7 @@ def silu_mul_16(typing_context: Any, gate: Any, up: Any, out: Any) -> Any:
 
 # Only the order of additions is left to the compiler: it is one compiled loop, so one order for all rows.
 @njit(fastmath={"reassoc", "contract", "nsz"})
-def _sum_squares(x: int, count: int) -> float:
+def _sum_squares(x: int, count: int) -> np.float32:
     total = np.float32(0.0)
     for i in range(count):
         value = load_f32(x + 4 * i)
@@ -217,7 +216,9 @@ def rope(x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarray)
     lies outside 0..P-1.
     """
     if x.ndim != 3 or x.shape[2] % 2 or cos.ndim != 2:
-        raise ValueError(f"x: want [R, H, hd] with an even hd and cos [P, hd / 2], have {list(x.shape)}, {list(cos.shape)}")
+        raise ValueError(
+            f"x: want [R, H, hd] with an even hd and cos [P, hd / 2], have {list(x.shape)}, {list(cos.shape)}"
+        )
     check("x", x, F32, x.shape)
     check("positions", positions, I32, x.shape[:1])
     table = (cos.shape[0], x.shape[2] // 2)

@@ -14,9 +14,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from graphrt.kernels.cpu import vector_ir as v
+from graphrt.kernels.cpu.jit import intrinsic
 
 TILE = 32  # columns of a tile
 WIDE_ROWS = 12
@@ -56,7 +56,14 @@ def _floats(count: int, lanes: int) -> Weights:
 
 
 def _emit_loop(
-    b: Any, rows: int, keep: Sequence[int], lanes: int, weights: Weights, ahead: Sequence[int], continued: bool, args: Any
+    b: Any,
+    rows: int,
+    keep: Sequence[int],
+    lanes: int,
+    weights: Weights,
+    ahead: Sequence[int],
+    continued: bool,
+    args: Any,
 ) -> None:
     """One k loop over `rows` rows and those vectors of the tile that `keep` names."""
     x, x_stride, w, w_stride, out, out_stride, k = args

@@ -5,13 +5,17 @@ it. So each cached function closes over `source_stamp()`; numba makes closed-ove
 """
 
 import hashlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numba.extending
 import numpy as np
 from numba import types
 
-BODY = types.void(types.int64, types.int64)  # body(control block's address, thread index): takes items until none is left
+# A kernel body: (control block's address, thread index); it takes work items until none is left.
+BODY = types.void(types.int64, types.int64)
 
 # Types of the entry functions' arguments. They are given in full, so nothing is compiled behind a caller's back. What is only
 # read is declared read-only: numba then takes writable arrays as well as read-only ones, such as mapped files.
@@ -32,6 +36,16 @@ def reads(dtype: np.dtype, axes: int) -> types.Array:
 def writes(dtype: np.dtype, axes: int) -> types.Array:
     """The type of a C-contiguous argument that a kernel writes."""
     return reads(dtype, axes).copy(readonly=False)
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """numba's decorator for functions that emit LLVM IR; typed here by what it makes, a function of the remaining arguments."""
+    return numba.extending.intrinsic(function)
+
+
+def external(name: str, result: Any, *arguments: Any) -> Any:
+    """A C function of the process, callable from compiled code."""
+    return types.ExternalFunction(name, result(*arguments))
 
 
 @cache

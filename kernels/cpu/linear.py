@@ -139,7 +139,17 @@ def _compiled() -> tuple[Any, Any, Any, Any, Any]:
 
     @njit([WORD(*before, reads(kind, 3), *after) for kind in (U16, F32)], nogil=True, cache=True)
     def enter(
-        control: int, workers: int, body: int, x: Any, data: Any, n: int, bias: Any, out: Any, add: int, sums: int, gap: int
+        control: int,
+        workers: int,
+        body: int,
+        x: Any,
+        data: Any,
+        n: int,
+        bias: Any,
+        out: Any,
+        add: int,
+        sums: int,
+        gap: int,
     ) -> int:
         if stamp:
             a = control + ARGS
@@ -177,9 +187,7 @@ def pack_linear(w: np.ndarray) -> PackedLinear:
     return PackedLinear(data, n, k)
 
 
-def linear(
-    x: np.ndarray, w: PackedLinear, bias: np.ndarray | None, out: np.ndarray, accumulate: bool = False
-) -> None:
+def linear(x: np.ndarray, w: PackedLinear, bias: np.ndarray | None, out: np.ndarray, accumulate: bool = False) -> None:
     """out = x @ W.T + bias, or out += that: x float32 [R, K], bias float32 [N] or None, out float32 [R, N].
 
     `accumulate` adds the finished sum (bias included) to out, which must not overlap x. R may be 0.
@@ -197,4 +205,6 @@ def linear(
     team = shared_team()
     with team.lock:
         workers = team.workers if rows else 0
-        enter(team.control, workers, body.address, x, w.data, w.n, bias, out, int(accumulate), team.scratch, team.SCRATCH)
+        enter(
+            team.control, workers, body.address, x, w.data, w.n, bias, out, int(accumulate), team.scratch, team.SCRATCH
+        )

@@ -9,7 +9,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+
+from graphrt.kernels.cpu.jit import intrinsic
 
 I64 = ir.IntType(64)
 SEQ = "seq_cst"

@@ -23,10 +23,11 @@ from graphrt.kernels.cpu.team import ARGS, run, shared_team, take
 
 SPAN = 1024  # tokens of a work item
 MASK = 0xFFFFFFFF
+Word = np.uint64
 
 
 @njit
-def philox(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, int, int, int]:
+def philox(c0: Word, c1: Word, c2: Word, c3: Word, k0: Word, k1: Word) -> tuple[Word, Word, Word, Word]:
     """philox4x32-10: four counter words and two key words to four random words, all uint64 below 2^32."""
     low = np.uint64(MASK)
     half = np.uint64(32)
@@ -40,7 +41,7 @@ def philox(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, i
 
 
 @njit
-def _noise(word: int) -> float:
+def _noise(word: Word) -> np.float32:
     v = min((np.float64(word) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
     return np.float32(-math.log(-math.log1p(-v)))
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from graphrt.kernels.cpu import vector_ir as v
+from graphrt.kernels.cpu.jit import intrinsic
 
 TOKENS = 64  # scores of a tile
 STATE_BYTES = 128  # of a query: its maximum, then (at byte 64) 16 partial sums

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from graphrt.kernels.cpu.jit import source_stamp
+from graphrt.kernels.cpu.jit import external, source_stamp
 from graphrt.kernels.cpu.memory import (
     atomic_add,
     atomic_load,
@@ -46,10 +46,10 @@ INSIDE = OPEN - 1
 SPIN_SECONDS = 200e-6  # longer than the gap between two kernels of a step, shorter than what a neighbour would notice
 MAX_THREADS = 256
 
-_sem_init = types.ExternalFunction("sem_init", types.int32(types.int64, types.int32, types.int32))
-_sem_post = types.ExternalFunction("sem_post", types.int32(types.int64))
-_sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
-_sched_yield = types.ExternalFunction("sched_yield", types.int32())
+_sem_init = external("sem_init", types.int32, types.int64, types.int32, types.int32)
+_sem_post = external("sem_post", types.int32, types.int64)
+_sem_wait = external("sem_wait", types.int32, types.int64)
+_sched_yield = external("sched_yield", types.int32)
 
 
 @njit

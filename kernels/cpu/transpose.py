@@ -4,9 +4,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from graphrt.kernels.cpu import vector_ir as v
+from graphrt.kernels.cpu.jit import intrinsic
 
 I16 = ir.IntType(16)
 WORDS8 = ir.VectorType(v.I32, 8)
@@ -43,9 +43,7 @@ def _loop_over_eights(b: Any, eights: Any, source: Any, target: Any, step: int, 
 
 
 @intrinsic
-def turn_f32(
-    typing_context: Any, source: Any, source_stride: Any, target: Any, target_stride: Any, eights: Any
-) -> Any:
+def turn_f32(typing_context: Any, source: Any, source_stride: Any, target: Any, target_stride: Any, eights: Any) -> Any:
     """turn_f32(source, source_stride, target, target_stride, eights): target[d, t] = source[t, d], 16 t, 8 * eights d.
 
     float32 (or any 4-byte values); addresses and strides in bytes.

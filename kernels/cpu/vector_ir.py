@@ -21,8 +21,9 @@ VI = ir.VectorType(I32, 16)
 
 def wide_host() -> bool:
     """Whether code is compiled for 32 registers of 512 bits; otherwise it must make do with 16 narrower ones."""
-    if config.CPU_FEATURES is not None:
-        return "+avx512f" in config.CPU_FEATURES
+    chosen = getattr(config, "CPU_FEATURES", None)  # NUMBA_CPU_FEATURES
+    if chosen is not None:
+        return "+avx512f" in chosen
     return bool(llvm.get_host_cpu_features().get("avx512f", False))
 
 
