@@ -9,6 +9,10 @@ import msgspec
 
 from graphrt.kernels.abi import MAX_STOP_IDS as MAX_STOP_IDS  # per request
 
+MAX_BIAS = 300
+MAX_LOGPROBS = 20
+NO_LOGPROBS = -1
+
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 filter nothing.
@@ -21,6 +25,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    repetition_penalty: float = 1.0  # on tokens of prompt and output, as in CTRL (arXiv 1909.05858)
+    presence_penalty: float = 0.0  # subtracted once from tokens of the output
+    frequency_penalty: float = 0.0  # subtracted once for each occurrence in the output
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
@@ -31,6 +38,10 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     sampling: Sampling
     max_tokens: int
     stop_ids: list[int]  # the token that ends the sequence is reported, with finish "stop"
+    min_tokens: int = 0  # stop ids cannot be sampled before this many tokens
+    logit_bias: list[tuple[int, float]] = []  # (token, added to its logit); at most MAX_BIAS; -inf bans the token
+    logprobs: int = NO_LOGPROBS  # alternatives to report beside each token's own log-probability, at most MAX_LOGPROBS
+    prompt_logprobs: int = NO_LOGPROBS  # the same for the prompt's tokens
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -45,6 +56,18 @@ class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
     timeout_s: float
 
 
+class Logprob(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log-probabilities under the model's own distribution: before penalties, bias, temperature and filters.
+
+    `rank` counts from 1. `top` holds the likeliest tokens, best first, as many as were asked for.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
 class TokenOut(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one request. `finish` is "" while it goes on, else "stop", "length", "cancelled" or "error"."""
 
@@ -52,6 +75,8 @@ class TokenOut(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     finish: str = ""
     cached_tokens: int = 0  # prompt tokens taken from the prefix cache; final after the first token
+    logprobs: list[Logprob] = []  # one a token, where asked for
+    prompt_logprobs: list[Logprob] = []  # with the first token: of prompt tokens 1, 2, ...; the first has none
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, tag="output"):
