@@ -12,12 +12,10 @@ from graphrt.capture.graph import CpuStepGraph, GraphSet
 from graphrt.capture.step_buffers import CacheArray, StepBuffers, StepSizes
 from graphrt.capture.token_ring import TokenReader
 from graphrt.config import ModelConfig, load_config
-from graphrt.engine import STEP_TIMEOUT_S, Endpoint, Engine
+from graphrt.engine import Endpoint, Engine
 from graphrt.engine_config import EngineConfig
 from graphrt.errors import ConfigError, DeviceError, ModelError
-from graphrt.kernels.abi import PAD, Field
 from graphrt.kernels.cpu_ops import make_cpu_ops
-from graphrt.kernels.step_state import StepKind
 from graphrt.kv_spec import KVSpec
 from graphrt.memory import available_memory
 from graphrt.models.registry import load_model, model_module
