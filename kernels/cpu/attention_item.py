@@ -12,9 +12,17 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from graphrt.kernels.cpu.fma_tile import columns8_more, columns16_more, columns32, columns32_more, tile_rows
+from graphrt.kernels.cpu.fma_tile import (
+    REST_ROWS,
+    ask,
+    columns8_more,
+    columns16_more,
+    columns32,
+    columns32_more,
+    tile_rows,
+)
 from graphrt.kernels.cpu.memory import load_f32, load_i32, store_f32
-from graphrt.kernels.cpu.softmax_tile import STATE_BYTES, TOKENS, exp_f32, softmax_sum, softmax_tile
+from graphrt.kernels.cpu.softmax_tile import STATE_BYTES, TOKENS, exp_f32, scale_floats, softmax_sum, softmax_tile
 from graphrt.kernels.cpu.transpose import turn_f32
 
 PART = 512
@@ -63,10 +71,20 @@ def _copy(source: int, target: int, nbytes: int) -> None:
 
 
 @njit
-def _turn_keys(s: Shape, slot: int, head: int, t0: int, count: int, columns: int, stage: int) -> None:
+def _ask_ahead(s: Shape, slot: int, token: int, end: int, kv: int, head: int, count: int) -> None:
+    """Have keys or values fetched that the next tile will read; blocks lie far apart, so hardware does not foresee them."""
+    if token < end:
+        address = _token(s, slot, token, kv, head)
+        for i in range(0, count * s.head_dim * 4, 64):
+            ask(address + i)
+
+
+@njit
+def _turn_keys(s: Shape, slot: int, head: int, t0: int, count: int, end: int, columns: int, stage: int) -> None:
     """Keys of tokens t0 .. t0 + count as columns [head_dim, 64]. Columns beyond `count` are garbage."""
     size = s.head_dim * 4
     for g in range(0, count, TURN):
+        _ask_ahead(s, slot, t0 + TOKENS + g, end, 0, head, min(TURN, s.block_tokens))
         if s.block_tokens >= TURN:
             source = _token(s, slot, t0 + g, 0, head)
         else:
@@ -78,7 +96,7 @@ def _turn_keys(s: Shape, slot: int, head: int, t0: int, count: int, columns: int
 
 @njit
 def _add_values(
-    s: Shape, slot: int, head: int, t0: int, count: int, p: int, sums: int, stride: int, queries: int
+    s: Shape, slot: int, head: int, t0: int, count: int, end: int, p: int, sums: int, stride: int, queries: int
 ) -> None:
     """sums[i, :] += p[i, t] * value[t0 + t, :] for t < count in order, for `queries` rows of p and sums."""
     most = tile_rows()
@@ -86,6 +104,7 @@ def _add_values(
     run = min(s.block_tokens, TOKENS)
     for t in range(0, count, run):
         k = min(run, count - t)
+        _ask_ahead(s, slot, t0 + TOKENS + t, end, 1, head, run)
         value = _token(s, slot, t0 + t, 1, head)
         for i in range(0, queries, most):
             rows = min(most, queries - i)
@@ -95,11 +114,15 @@ def _add_values(
             while d + 32 <= s.head_dim:
                 columns32_more(weight, LINE, value + d * 4, size, target + d * 4, stride, k, rows)
                 d += 32
-            if d + 16 <= s.head_dim:
-                columns16_more(weight, LINE, value + d * 4, size, target + d * 4, stride, k, rows)
-                d += 16
-            if d < s.head_dim:
-                columns8_more(weight, LINE, value + d * 4, size, target + d * 4, stride, k, rows)
+            for j in range(0, rows if d < s.head_dim else 0, REST_ROWS):
+                few = min(REST_ROWS, rows - j)
+                p_j, value_d, target_d = weight + j * LINE, value + d * 4, target + j * stride + d * 4
+                if d + 16 <= s.head_dim:
+                    columns16_more(p_j, LINE, value_d, size, target_d, stride, k, few)
+                    value_d += 64
+                    target_d += 64
+                if s.head_dim % 16:
+                    columns8_more(p_j, LINE, value_d, size, target_d, stride, k, few)
 
 
 @njit
@@ -147,9 +170,10 @@ def _attend_part(s: Shape, row: int, rows: int, head: int, part: int, queries: i
     for i in range(many):
         reset(records + i * stride, s.head_dim)
         reset(states + i * STATE_BYTES, 16)
-    for t0 in range(part * PART, min((part + 1) * PART, position + rows), TOKENS):
-        loaded = min(TOKENS, position + rows - t0)
-        _turn_keys(s, slot, head, t0, loaded, columns, stage)
+    end = position + rows
+    for t0 in range(part * PART, min((part + 1) * PART, end), TOKENS):
+        loaded = min(TOKENS, end - t0)
+        _turn_keys(s, slot, head, t0, loaded, end, columns, stage)
         for i in range(0, many, most):
             for c in range(0, loaded, 32):
                 target = scores + i * LINE + c * 4
@@ -161,18 +185,16 @@ def _attend_part(s: Shape, row: int, rows: int, head: int, part: int, queries: i
             if count > 0:
                 factor = softmax_tile(scores + i * LINE, count, states + i * STATE_BYTES)
                 if factor != 1.0:
-                    sums = records + i * stride + HEAD
-                    for d in range(0, size, 4):
-                        store_f32(sums + d, load_f32(sums + d) * factor)
+                    scale_floats(records + i * stride + HEAD, s.head_dim // 8, factor)
         if position + 1 - t0 >= TOKENS:
-            _add_values(s, slot, head, t0, TOKENS, scores, records + HEAD, stride, many)
+            _add_values(s, slot, head, t0, TOKENS, end, scores, records + HEAD, stride, many)
         else:
             for i in range(rows):
                 count = min(TOKENS, position + i + 1 - t0)
                 if count > 0:
                     first = i * group
                     sums = records + first * stride + HEAD
-                    _add_values(s, slot, head, t0, count, scores + first * LINE, sums, stride, group)
+                    _add_values(s, slot, head, t0, count, end, scores + first * LINE, sums, stride, group)
     for i in range(many):
         store_f32(records + i * stride, load_f32(states + i * STATE_BYTES))
         store_f32(records + i * stride + 4, softmax_sum(states + i * STATE_BYTES))

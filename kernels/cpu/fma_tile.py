@@ -21,6 +21,7 @@ from graphrt.kernels.cpu.jit import intrinsic
 TILE = 32  # columns of a tile
 WIDE_ROWS = 12
 NARROW_ROWS = 6
+REST_ROWS = 4  # of the functions for what is left of a row after its whole tiles: rarely used, so compiled for less
 
 # How far ahead of its use a weight is asked for, in bytes. Hardware stops its own prefetching at each 4 KiB page, which costs
 # a third of the bandwidth.
@@ -37,6 +38,17 @@ def tile_rows(typing_context: Any) -> Any:
         return v.I64(_most_rows())
 
     return types.int64(), codegen
+
+
+@intrinsic
+def ask(typing_context: Any, address: Any) -> Any:
+    """ask(address): have a cache line fetched"""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        v.prefetch(builder, args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
 
 
 def _most_rows() -> int:
@@ -106,8 +118,10 @@ def _emit_loop(
             v.store(b, following[r][i], place[r][i])
 
 
-def _tile_function(name: str, vectors: int, lanes: int, weights: Weights, line_bytes: int, continued: bool) -> Any:
-    """name(x, x_stride, w, w_stride, out, out_stride, k, rows), rows in 1..tile_rows(); addresses and strides in bytes.
+def _tile_function(
+    name: str, vectors: int, lanes: int, weights: Weights, line_bytes: int, continued: bool, most: int = WIDE_ROWS
+) -> Any:
+    """name(x, x_stride, w, w_stride, out, out_stride, k, rows), rows in 1..min(most, tile_rows()); addresses and strides in bytes.
 
     `line_bytes` is what one k takes of a packed tile, to be prefetched, or 0.
     """
@@ -118,7 +132,7 @@ def _tile_function(name: str, vectors: int, lanes: int, weights: Weights, line_b
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             end = builder.append_basic_block("end")
             choice = builder.switch(args[7], end)
-            for count in range(1, _most_rows() + 1):
+            for count in range(1, min(most, _most_rows()) + 1):
                 case = builder.append_basic_block(f"rows{count}")
                 choice.add_case(v.I64(count), case)
                 builder.position_at_end(case)
@@ -142,5 +156,5 @@ tile_f32 = _tile_function("tile_f32", 2, 16, _floats(2, 16), 128, False)
 # For attention: w is no packed tile but rows of a matrix, `w_stride` apart, and sums go on where they stopped.
 columns32 = _tile_function("columns32", 2, 16, _floats(2, 16), 0, False)
 columns32_more = _tile_function("columns32_more", 2, 16, _floats(2, 16), 0, True)
-columns16_more = _tile_function("columns16_more", 1, 16, _floats(1, 16), 0, True)
-columns8_more = _tile_function("columns8_more", 1, 8, _floats(1, 8), 0, True)
+columns16_more = _tile_function("columns16_more", 1, 16, _floats(1, 16), 0, True, REST_ROWS)
+columns8_more = _tile_function("columns8_more", 1, 8, _floats(1, 8), 0, True, REST_ROWS)

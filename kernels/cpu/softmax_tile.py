@@ -7,6 +7,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from graphrt.kernels.cpu import vector_ir as v
 from graphrt.kernels.cpu.jit import intrinsic
@@ -46,6 +47,22 @@ def softmax_tile(typing_context: Any, scores: Any, count: Any, state: Any) -> An
         return b.extract_element(factor, v.I32(0))
 
     return types.float32(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def scale_floats(typing_context: Any, address: Any, eights: Any, factor: Any) -> Any:
+    """scale_floats(address, eights, factor): multiply 8 * eights floats in place"""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        address, eights, factor = args
+        kind = ir.VectorType(v.F32, 8)
+        factors = v.splat(b, factor, 8)
+        with cgutils.for_range(b, eights) as loop:
+            here = b.add(address, b.mul(loop.index, v.I64(32)))
+            v.store(b, b.fmul(v.load(b, here, kind), factors), here)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), codegen
 
 
 @intrinsic
