@@ -13,7 +13,7 @@ from graphrt.kernels import abi
 from graphrt.kernels.abi import Field
 from graphrt.kernels.array import Array
 
-SLOT_STRUCT = struct.Struct("<iiiiI f i f f II fff i 8i 9I".replace(" ", ""))
+SLOT_STRUCT = struct.Struct("<iiiiI f i f f II fff i 8i iiiii 4I".replace(" ", ""))
 assert SLOT_STRUCT.size == abi.SLOT.itemsize
 
 

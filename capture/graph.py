@@ -44,11 +44,7 @@ class GraphSet:
         self.ops = ops
         self.buffers = buffers
         self._graphs: dict[tuple[StepKind, int], StepGraph] = {}
-        kinds: tuple[tuple[StepKind, tuple[int, ...]], ...] = (
-            ("decode", buffers.sizes.decode),
-            ("prefill", buffers.sizes.prefill),
-        )
-        for kind, sizes in kinds:
+        for kind, sizes in buffers.sizes.by_kind().items():
             for size in sizes:
                 self._graphs[kind, size] = make(buffers.view(kind, size))
 

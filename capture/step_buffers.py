@@ -25,21 +25,30 @@ RING_DEPTH = 4  # records; more than the replays that can be in flight
 class StepSizes:
     """The sizes for which there are graphs, ascending. A batch between two sizes pads up to the larger.
 
-    decode: rows of decode steps. prefill: rows of prefill steps. prefill_samples: rows of a prefill step that may be sampled.
+    decode, prefill, score: rows of steps of these kinds. prefill_samples: rows of a prefill step that may be sampled.
     """
 
     decode: tuple[int, ...]
     prefill: tuple[int, ...]
+    score: tuple[int, ...]
     prefill_samples: int
 
     def __post_init__(self) -> None:
-        for name, sizes in (("decode", self.decode), ("prefill", self.prefill)):
+        for name, sizes in self.by_kind().items():
             if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
                 raise ConfigError(f"{name} sizes {sizes} must be ascending and at least 1")
 
+    def by_kind(self) -> dict[StepKind, tuple[int, ...]]:
+        """All sizes."""
+        return {"decode": self.decode, "prefill": self.prefill, "score": self.score}
+
+    def samples(self, kind: StepKind, rows: int) -> int:
+        """Rows with logits in a step of this kind and size."""
+        return self.prefill_samples if kind == "prefill" else rows
+
     def padded(self, kind: StepKind, rows: int) -> int:
         """The smallest size that holds this many rows; ValueError when none does."""
-        for size in self.decode if kind == "decode" else self.prefill:
+        for size in self.by_kind()[kind]:
             if size >= rows:
                 return size
         raise ValueError(f"no {kind} graph holds {rows} rows")
@@ -57,22 +66,24 @@ class StepBuffers:
     """Owns the memory; `view` gives a graph its slice."""
 
     def __init__(
-        self, ops: Ops, sizes: StepSizes, *, slots: int, max_blocks: int, caches: Mapping[str, CacheArray]
+        self, ops: Ops, sizes: StepSizes, *, slots: int, max_blocks: int, vocab: int, caches: Mapping[str, CacheArray]
     ) -> None:
-        """slots: sequences that may hold state at once. max_blocks: blocks of the longest sequence."""
+        """slots: sequences that may hold state at once. max_blocks: blocks of the longest sequence. vocab: tokens with logits."""
         self.sizes = sizes
         self.num_slots = slots
         self.max_blocks = max_blocks
-        max_batch, max_rows = sizes.decode[-1], max(sizes.decode[-1], sizes.prefill[-1])
-        samples = max(max_batch, sizes.prefill_samples)
+        max_batch, chunk = sizes.decode[-1], max(sizes.prefill[-1], sizes.score[-1])
+        max_rows = max(max_batch, chunk)
+        samples = max(sizes.samples(kind, rows[-1]) for kind, rows in sizes.by_kind().items())
+        seen_words = -(-vocab // 32)
         # The largest record: a full prefill chunk, and every slot left, joined anew with its longest block table, and grown.
         patches = 32 + 8 * slots + max_batch
         words = (
             abi.RECORD_HEADER
             + patches * abi.PATCH_HEADER
-            + 3 * sizes.prefill[-1]
-            + sizes.prefill_samples
-            + slots * (abi.SLOT_WORDS + max_blocks + 8)
+            + 3 * chunk
+            + 2 * samples
+            + slots * (abi.SLOT_WORDS + max_blocks + 2 * abi.MAX_BIAS + seen_words + 8)
             + max_batch
         )
 
@@ -80,20 +91,25 @@ class StepBuffers:
             return ops.alloc(shape, dtype)
 
         self.tokens, self.positions, self.row_slot = ints(max_rows), ints(max_rows), ints(max_rows)
-        self.sample_rows, self.next_tokens = ints(samples), ints(samples)
+        self.sample_rows, self.targets, self.next_tokens = ints(samples), ints(samples), ints(samples)
         self.slots = ints(slots, abi.SLOT_WORDS)
         self.block_table = ints(slots, max_blocks)
+        self.bias_ids = ints(slots, abi.MAX_BIAS)
+        self.bias_values = ints(slots, abi.MAX_BIAS, dtype=np.float32)
+        self.prompt_seen = ints(slots, seen_words, dtype=np.uint32)
+        self.output_counts = ints(slots, vocab)
         self.control = ints(4, dtype=np.uint32)
         self.delta = ints(RING_DEPTH, words, dtype=np.uint32)
         self.token_ring = ints(RING_DEPTH, abi.RECORD_HEADER + samples * abi.TOKEN_WORDS, dtype=np.uint32)
+        self.logprob_ring = ints(RING_DEPTH, samples, abi.LOGPROB_WORDS, dtype=np.uint32)
         self.decode_rows = ints(max_batch)
-        self.prefill_tokens, self.prefill_positions = ints(sizes.prefill[-1]), ints(sizes.prefill[-1])
-        self.prefill_slots, self.prefill_samples = ints(sizes.prefill[-1]), ints(sizes.prefill_samples)
+        self.prefill_tokens, self.prefill_positions, self.prefill_slots = ints(chunk), ints(chunk), ints(chunk)
+        self.prefill_samples, self.score_targets = ints(samples), ints(samples)
         self.caches = {name: ops.alloc(c.shape, c.dtype) for name, c in caches.items()}
 
     def view(self, kind: StepKind, rows: int) -> StepView:
         """What a step of this kind and size sees."""
-        samples = rows if kind == "decode" else self.sizes.prefill_samples
+        samples = self.sizes.samples(kind, rows)
         return StepView(
             kind=kind,
             rows=rows,
@@ -102,16 +118,23 @@ class StepBuffers:
             positions=self.positions[:rows],
             row_slot=self.row_slot[:rows],
             sample_rows=self.sample_rows[:samples],
+            targets=self.targets[:samples],
             next_tokens=self.next_tokens[:samples],
             slots=self.slots,
             block_table=self.block_table,
+            bias_ids=self.bias_ids,
+            bias_values=self.bias_values,
+            prompt_seen=self.prompt_seen,
+            output_counts=self.output_counts,
             control=self.control,
             delta=self.delta,
             token_ring=self.token_ring,
+            logprob_ring=self.logprob_ring,
             decode_rows=self.decode_rows,
             prefill_tokens=self.prefill_tokens,
             prefill_positions=self.prefill_positions,
             prefill_slots=self.prefill_slots,
             prefill_samples=self.prefill_samples,
+            score_targets=self.score_targets,
             caches=self.caches,
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+import numpy as np
+
 from graphrt.errors import DeviceError
 from graphrt.kernels import abi
 from graphrt.kernels.array import Array
@@ -22,9 +24,10 @@ class TokenRow(NamedTuple):
 class TokenReader:
     """Reads the records of steps 1, 2, 3, ... in order."""
 
-    def __init__(self, ring: Array) -> None:
-        """ring: [depth, words] uint32 memory that the host can read."""
+    def __init__(self, ring: Array, logprobs: Array) -> None:
+        """ring: [depth, words] uint32, logprobs: [depth, samples, LOGPROB_WORDS] uint32, memory that the host can read."""
         self._entries = [memoryview(row).cast("B").cast("i") for row in ring.np]
+        self._logprobs = logprobs.np
 
     def ready(self, step: int) -> bool:
         """Whether the record of this step is complete."""
@@ -42,3 +45,10 @@ class TokenReader:
         return [
             TokenRow(words[i], words[i + 1] & 0xFFFFFFFF, words[i + 2], words[i + 3]) for i in range(0, len(words), 4)
         ]
+
+    def logprobs(self, step: int, sample: int) -> tuple[float, int, list[int], list[float]]:
+        """(log-probability, rank, the likeliest tokens, theirs) of a sample of a step that was read and is still in the ring."""
+        entry = self._logprobs[step % len(self._entries), sample]
+        values = entry.view(np.float32)
+        top = slice(2, 2 + abi.MAX_LOGPROBS)
+        return float(values[0]), int(entry[1]), entry[top].tolist(), values[2 + abi.MAX_LOGPROBS :].tolist()

@@ -115,7 +115,7 @@ class Engine:
             before = time.perf_counter_ns()
             rows = self.reader.read(oldest.step, STEP_TIMEOUT_S)
             waited = time.perf_counter_ns() - before
-            items = self.scheduler.retire(oldest, rows)
+            items = self.scheduler.retire(oldest, rows, self.reader)
             if items:
                 endpoint.send(Output(items))
             self.clock.step(oldest, items, time.perf_counter_ns() - start - launched - waited, launched + waited)
@@ -188,7 +188,7 @@ class Engine:
             blocks_used=pool.used,
             blocks_cached=pool.cached,
             decode_steps=c.steps["decode"],
-            prefill_steps=c.steps["prefill"],
+            prefill_steps=c.steps["prefill"] + c.steps["score"],
             prompt_tokens=c.prompt_tokens,
             generation_tokens=c.generation_tokens,
             prefix_queries=s.prefix_queries,

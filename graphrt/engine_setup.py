@@ -37,7 +37,10 @@ def cpu_sizes(max_batch: int, prefill_chunk: int) -> StepSizes:
     """Sizes for the CPU, where a graph costs nothing: fine steps keep padding small."""
     decode = [n for n in (1, 2, 4, 6, *range(8, max_batch, 4)) if n < max_batch]
     prefill = [n for n in (1, 2, 4, 8, *range(16, prefill_chunk, 16)) if n < prefill_chunk]
-    return StepSizes((*decode, max_batch), (*prefill, prefill_chunk), min(8, max_batch))
+    score = [n for n in (8, 32) if n < prefill_chunk]  # few: their logits are large
+    return StepSizes(
+        (*decode, max_batch), (*prefill, prefill_chunk), tuple(score) or (prefill_chunk,), min(8, max_batch)
+    )
 
 
 def build_engine(config: EngineConfig) -> Engine:
@@ -63,11 +66,13 @@ def build_engine(config: EngineConfig) -> Engine:
         for c in spec.caches
     }
     sizes = cpu_sizes(config.max_batch, config.prefill_chunk)
-    buffers = StepBuffers(ops, sizes, slots=config.max_batch, max_blocks=max_blocks, caches=caches)
+    buffers = StepBuffers(
+        ops, sizes, slots=config.max_batch, max_blocks=max_blocks, vocab=model_config.vocab_size, caches=caches
+    )
     graphs = GraphSet(
         ops, buffers, lambda view: CpuStepGraph(ops, lambda b: loaded.model.step(ops, loaded.weights, b), view)
     )
-    delta, reader = DeltaWriter(buffers.delta), TokenReader(buffers.token_ring)
+    delta, reader = DeltaWriter(buffers.delta), TokenReader(buffers.token_ring, buffers.logprob_ring)
     scheduler = Scheduler(
         delta,
         BlockPool(num_blocks),
@@ -75,6 +80,7 @@ def build_engine(config: EngineConfig) -> Engine:
         slots=config.max_batch,
         max_blocks=max_blocks,
         block_tokens=config.block_tokens,
+        vocab=model_config.vocab_size,
         reuse_prefixes=spec.prefix_reusable,
     )
     info = EngineInfo(

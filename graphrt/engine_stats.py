@@ -36,7 +36,7 @@ class StepClock:
     """Counters since start, and percentiles over recent decode steps."""
 
     def __init__(self) -> None:
-        self.steps: dict[StepKind, int] = {"decode": 0, "prefill": 0}
+        self.steps: dict[StepKind, int] = {"decode": 0, "prefill": 0, "score": 0}
         self.prompt_tokens = self.generation_tokens = 0
         self.finish_reasons: dict[str, int] = {}
         self._host, self._step = Window(), Window()

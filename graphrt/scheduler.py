@@ -13,23 +13,26 @@ from dataclasses import dataclass
 from graphrt.block_pool import BlockPool
 from graphrt.capture.delta import DeltaWriter
 from graphrt.capture.step_buffers import StepSizes
-from graphrt.capture.token_ring import TokenRow
+from graphrt.capture.token_ring import TokenReader, TokenRow
 from graphrt.kernels import abi
 from graphrt.kernels.abi import Field, TokenFlag
 from graphrt.kernels.step_state import StepKind
-from graphrt.seam.records import TokenOut
+from graphrt.seam.records import NO_LOGPROBS, Logprob, TokenOut
 from graphrt.sequence import NO_SLOT, Sequence
 
+Ints = list[int] | range
 FINISH = {TokenFlag.STOP: "stop", TokenFlag.LENGTH: "length"}
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A sequence's share of a step: `count` tokens, and which sample of the step is its next token (-1: none)."""
+    """A sequence's share of a step: `count` tokens, which sample of the step is its next token (-1: none), and whether samples
+    0 .. count - 1 score its prompt."""
 
     seq: Sequence
     count: int
     sample: int
+    scored: bool = False
 
 
 @dataclass(slots=True)
@@ -54,9 +57,10 @@ class Scheduler:
         slots: int,
         max_blocks: int,
         block_tokens: int,
+        vocab: int,
         reuse_prefixes: bool,
     ) -> None:
-        self.delta, self.pool, self.sizes = delta, pool, sizes
+        self.delta, self.pool, self.sizes, self.vocab = delta, pool, sizes, vocab
         self.max_blocks, self.block_tokens, self.reuse_prefixes = max_blocks, block_tokens, reuse_prefixes
         self.num_slots = slots
         self.waiting: deque[Sequence] = deque()
@@ -97,7 +101,10 @@ class Scheduler:
     def cancel(self, request_id: int) -> list[TokenOut]:
         """Drop a request; empty when there is none of this id."""
         seq = self._by_id.get(request_id)
-        return [] if seq is None else [self._finish(seq, [], "cancelled")]
+        if seq is None:
+            return []
+        self._end(seq, "cancelled")
+        return [TokenOut(seq.id, [], "cancelled", seq.cached_tokens)]
 
     # -- the next step ------------------------------------------------------------------------------------------------
 
@@ -108,11 +115,11 @@ class Scheduler:
         self._admit()
         plan = None
         if self.prefilling and not (self.rows and self._prefilled_last):
-            plan = self._plan_prefill()
+            plan = self._plan_score() if self.prefilling[0].scoring else self._plan_prefill()
         elif self.rows:
             plan = self._plan_decode()
         if plan is not None:
-            self._prefilled_last = plan.kind == "prefill"
+            self._prefilled_last = plan.kind != "decode"
             self.steps_in_flight += 1
             for part in plan.parts:
                 part.seq.in_flight += 1
@@ -124,8 +131,8 @@ class Scheduler:
             length = len(seq.tokens)
             blocks: list[int] = []
             if self.reuse_prefixes:
-                seq.extend_hashes(self.block_tokens, length - 1)  # at least one token is computed: it gives the logits
-                blocks = self.pool.match(seq.hashes[: (length - 1) // self.block_tokens])
+                seq.extend_hashes(self.block_tokens, length - 1)
+                blocks = self.pool.match(seq.hashes[: seq.reusable // self.block_tokens])
             hits = len(blocks) * self.block_tokens
             need = -(-length // self.block_tokens) - len(blocks)
             # One spare block for every row that runs, lest the newcomer be preempted at once.
@@ -143,7 +150,7 @@ class Scheduler:
                 seq.admitted_before, seq.cached_tokens = True, hits
                 self.prefix_queries += length
                 self.prefix_hits += hits
-            self.delta.patch_slot(seq.slot, seq.pack_slot())
+            seq.install(self.delta, self.vocab)
             self.delta.patch(Field.BLOCK_TABLE, seq.slot * self.max_blocks, blocks)
             self.prefilling.append(seq)
 
@@ -157,7 +164,7 @@ class Scheduler:
         for seq in list(self.prefilling):
             count = min(room - len(tokens), seq.prefill_end - seq.computed)
             last = seq.computed + count == seq.prefill_end
-            if count == 0 or (last and len(samples) == self.sizes.prefill_samples):
+            if count == 0 or seq.scoring or (last and len(samples) == self.sizes.prefill_samples):
                 break
             tokens += seq.tokens[seq.computed : seq.computed + count]
             positions += range(seq.computed, seq.computed + count)
@@ -168,14 +175,37 @@ class Scheduler:
                 samples.append(len(tokens) - 1)
                 self.prefilling.remove(seq)
                 self._add_row(seq)
-        size = self.sizes.padded("prefill", len(tokens))
-        padding = size - len(tokens)
-        self.delta.patch(Field.PREFILL_TOKENS, 0, tokens + [0] * padding)
-        self.delta.patch(Field.PREFILL_POSITIONS, 0, positions + [0] * padding)
-        self.delta.patch(Field.PREFILL_SLOTS, 0, slots + [abi.PAD] * padding)
-        unused = self.sizes.prefill_samples - len(samples)
-        self.delta.patch(Field.PREFILL_SAMPLES, 0, samples + [abi.PAD] * unused)
+        size = self._patch_rows("prefill", tokens, positions, slots, samples)
         return StepPlan("prefill", size, parts)
+
+    def _plan_score(self) -> StepPlan:
+        """A chunk of one prompt whose tokens all want their log-probabilities."""
+        seq = self.prefilling[0]
+        start = seq.computed
+        count = min(self.sizes.score[-1], seq.prefill_end - start)
+        seq.computed += count
+        last = seq.computed == seq.prefill_end
+        targets = seq.tokens[start + 1 : start + 1 + count] + [abi.PAD] * last
+        rows = list(range(count))
+        size = self._patch_rows(
+            "score", seq.tokens[start : seq.computed], range(start, seq.computed), [seq.slot] * count, rows
+        )
+        self.delta.patch(Field.SCORE_TARGETS, 0, targets)
+        if last:
+            self.prefilling.remove(seq)
+            self._add_row(seq)
+        return StepPlan("score", size, [Part(seq, count, count - 1 if last else -1, scored=True)])
+
+    def _patch_rows(self, kind: StepKind, tokens: Ints, positions: Ints, slots: Ints, samples: Ints) -> int:
+        """Describe the rows of a step over prompt tokens, padded to a size that has a graph; the size."""
+        size = self.sizes.padded(kind, len(tokens))
+        padding = size - len(tokens)
+        self.delta.patch(Field.PREFILL_TOKENS, 0, [*tokens, *[0] * padding])
+        self.delta.patch(Field.PREFILL_POSITIONS, 0, [*positions, *[0] * padding])
+        self.delta.patch(Field.PREFILL_SLOTS, 0, [*slots, *[abi.PAD] * padding])
+        unused = self.sizes.samples(kind, size) - len(samples)
+        self.delta.patch(Field.PREFILL_SAMPLES, 0, [*samples, *[abi.PAD] * unused])
+        return size
 
     def _plan_decode(self) -> StepPlan | None:
         for seq in sorted(self.rows, key=lambda s: s.serial):
@@ -199,8 +229,8 @@ class Scheduler:
 
     # -- a step has retired -------------------------------------------------------------------------------------------
 
-    def retire(self, plan: StepPlan, rows: list[TokenRow]) -> list[TokenOut]:
-        """Take in what a step produced."""
+    def retire(self, plan: StepPlan, rows: list[TokenRow], reader: TokenReader) -> list[TokenOut]:
+        """Take in what a step produced; `reader` still holds its log-probabilities."""
         self.steps_in_flight -= 1
         out = []
         for part in plan.parts:
@@ -211,6 +241,8 @@ class Scheduler:
                     self._release(seq)
                 continue
             seq.retired += part.count
+            if part.scored:
+                self._take_scores(seq, plan.step, rows, part, reader)
             if part.sample >= 0:
                 row = rows[part.sample]
                 if row.slot != seq.slot or row.serial != seq.serial:
@@ -219,12 +251,23 @@ class Scheduler:
                 self._publish(seq)
                 finish = FINISH[TokenFlag(row.flag)] if row.flag else ""
                 if finish:
-                    out.append(self._finish(seq, [row.token], finish))
-                else:
-                    out.append(TokenOut(seq.id, [row.token], "", seq.cached_tokens))
+                    self._end(seq, finish)
+                logprobs, prompt_logprobs = [], []
+                if seq.request.logprobs != NO_LOGPROBS:
+                    logprobs = [logprob(reader, plan.step, part.sample, row.token, seq.request.logprobs)]
+                if len(seq.tokens) == seq.prompt_len + 1:
+                    prompt_logprobs = seq.scored
+                out.append(TokenOut(seq.id, [row.token], finish, seq.cached_tokens, logprobs, prompt_logprobs))
             else:
                 self._publish(seq)
         return out
+
+    def _take_scores(self, seq: Sequence, step: int, rows: list[TokenRow], part: Part, reader: TokenReader) -> None:
+        first = seq.retired - part.count
+        for i in range(part.count):
+            # What was scored before a preemption is not scored again.
+            if first + i == len(seq.scored) and seq.scoring:
+                seq.scored.append(logprob(reader, step, i, rows[i].token, seq.request.prompt_logprobs))
 
     def _publish(self, seq: Sequence) -> None:
         full = seq.retired // self.block_tokens
@@ -236,7 +279,7 @@ class Scheduler:
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 
-    def _finish(self, seq: Sequence, tokens: list[int], reason: str) -> TokenOut:
+    def _end(self, seq: Sequence, reason: str) -> None:
         seq.finish = reason
         del self._by_id[seq.id]
         if seq.slot == NO_SLOT:
@@ -245,7 +288,6 @@ class Scheduler:
             self._leave(seq)
             if seq.in_flight == 0:
                 self._release(seq)
-        return TokenOut(seq.id, tokens, reason, seq.cached_tokens)
 
     def _leave(self, seq: Sequence) -> None:
         """Take no part in further steps."""
@@ -284,3 +326,9 @@ class Scheduler:
             self.delta.patch(Field.DECODE_ROWS, last.row, [last.slot])
         self.delta.patch(Field.DECODE_ROWS, len(self.rows), [abi.PAD])
         seq.row = -1
+
+
+def logprob(reader: TokenReader, step: int, sample: int, token: int, count: int) -> Logprob:
+    """What a step said of a token, with `count` alternatives."""
+    value, rank, tokens, values = reader.logprobs(step, sample)
+    return Logprob(token, value, rank, list(zip(tokens, values, strict=True))[:count])

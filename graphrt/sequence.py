@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 
 from graphrt.block_pool import block_hash
-from graphrt.capture.delta import SLOT_STRUCT
-from graphrt.kernels.abi import MAX_STOP_IDS, SlotState
-from graphrt.seam.records import Submit
+from graphrt.capture.delta import SLOT_STRUCT, DeltaWriter
+from graphrt.kernels.abi import MAX_BIAS, MAX_STOP_IDS, Field, SlotState
+from graphrt.seam.records import NO_LOGPROBS, Logprob, Submit
 
 NO_SLOT = -1
 
@@ -37,6 +38,26 @@ class Sequence:
     cached_tokens: int = 0  # of the first admission
     admitted_before: bool = False
     finish: str = ""
+    scored: list[Logprob] = field(default_factory=list)  # of prompt tokens 1, 2, ...
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.tokens)
+
+    @property
+    def scoring(self) -> bool:
+        """Whether its next prompt rows need logits."""
+        return self.request.prompt_logprobs != NO_LOGPROBS and len(self.scored) < self.prompt_len - 1
+
+    @property
+    def reusable(self) -> int:
+        """Leading tokens whose KV may come from the prefix cache: nothing that a row has to be computed for."""
+        if self.scoring:
+            return 0
+        s = self.request.sampling
+        counted = s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
+        # At least one token is computed: it gives the logits. Output is counted when its row passes.
+        return min(len(self.tokens) - 1, self.prompt_len if counted else len(self.tokens))
 
     @property
     def id(self) -> int:
@@ -54,10 +75,11 @@ class Sequence:
             parent = block_hash(parent, self.tokens[i * block_tokens : (i + 1) * block_tokens])
             self.hashes.append(parent)
 
-    def pack_slot(self) -> bytes:
-        """The slot state that its first step installs."""
-        s, stops = self.request.sampling, self.request.stop_ids
-        return SLOT_STRUCT.pack(
+    def install(self, delta: DeltaWriter, vocab: int) -> None:
+        """Write all that its slot needs to know, but for the blocks."""
+        r, s = self.request, self.request.sampling
+        reported = max(r.logprobs, r.prompt_logprobs)
+        packed = SLOT_STRUCT.pack(
             self.computed,
             0,
             self.max_len,
@@ -69,10 +91,27 @@ class Sequence:
             s.min_p,
             s.seed & 0xFFFFFFFF,
             s.seed >> 32,
-            1.0,  # repetition, presence and frequency penalties: not asked for
-            0.0,
-            0.0,
-            len(stops),
-            *stops,
-            *([0] * (MAX_STOP_IDS - len(stops) + 9)),
+            s.repetition_penalty,
+            s.presence_penalty,
+            s.frequency_penalty,
+            len(r.stop_ids),
+            *r.stop_ids,
+            *([0] * (MAX_STOP_IDS - len(r.stop_ids))),
+            self.prompt_len + r.min_tokens,
+            self.prompt_len,
+            len(r.logit_bias),
+            reported,
+            1,
+            *([0] * 4),
         )
+        delta.patch_slot(self.slot, packed)
+        if r.logit_bias:
+            values = struct.pack(f"{len(r.logit_bias)}f", *(v for _, v in r.logit_bias))
+            delta.patch(Field.BIAS_IDS, self.slot * MAX_BIAS, [t for t, _ in r.logit_bias])
+            delta.patch(Field.BIAS_VALUES, self.slot * MAX_BIAS, memoryview(values).cast("i").tolist())
+        if s.repetition_penalty != 1:
+            words = [0] * (-(-vocab // 32))
+            for token in set(r.tokens):
+                words[token >> 5] |= 1 << (token & 31)
+            signed = memoryview(struct.pack(f"<{len(words)}I", *words)).cast("i").tolist()
+            delta.patch(Field.PROMPT_SEEN, self.slot * len(words), signed)

@@ -5,7 +5,8 @@ step's first kernel copies into place. Joining, leaving and growing need no othe
 
 Delta record, one per step, in a ring of `depth` entries: word 0 the step number (written last), word 1 the number of words that follow, then
 patches. Token record, one per step, in a ring of `depth` entries: word 0 the step number (written last), word 1 the number of rows,
-then `TOKEN_WORDS` words a row: slot, serial, token, flags.
+then `TOKEN_WORDS` words a row: slot, serial, token, flags. Log-probabilities lie in a ring of their own, `LOGPROB_WORDS` a sample,
+complete before the token record is.
 Step numbers start at 1: a zeroed ring is empty.
 """
 
@@ -17,6 +18,8 @@ import numpy as np
 
 PAD = -1  # the slot of a padding row: it reads nothing and writes nowhere
 MAX_STOP_IDS = 8
+MAX_BIAS = 300
+MAX_LOGPROBS = 20
 
 SLOT = np.dtype(
     [
@@ -36,7 +39,12 @@ SLOT = np.dtype(
         ("frequency_penalty", "<f4"),
         ("num_stop_ids", "<i4"),
         ("stop_ids", "<i4", (MAX_STOP_IDS,)),
-        ("spare", "<u4", (9,)),
+        ("min_len", "<i4"),  # tokens before which no stop id is sampled
+        ("prompt_len", "<i4"),
+        ("num_bias", "<i4"),
+        ("num_logprobs", "<i4"),  # alternatives to report, -1: report nothing
+        ("fresh", "<i4"),  # set by the host with a new request: the step clears what a predecessor left behind
+        ("spare", "<u4", (4,)),
     ]
 )
 SLOT_WORDS = SLOT.itemsize // 4
@@ -61,11 +69,16 @@ class Field(IntEnum):
     PREFILL_POSITIONS = 4  # [max_rows] int32
     PREFILL_SLOTS = 5  # [max_rows] int32
     PREFILL_SAMPLES = 6  # [max_samples] int32: rows whose logits are wanted, PAD for none
+    SCORE_TARGETS = 7  # [max_samples] int32: the token to score at a sampled row of a score step, PAD to sample one
+    BIAS_IDS = 8  # [slots, MAX_BIAS] int32
+    BIAS_VALUES = 9  # [slots, MAX_BIAS] float32, as bits
+    PROMPT_SEEN = 10  # [slots, vocab / 32 rounded up] uint32: a bit for each token of the prompt
 
 
 PATCH_HEADER = 3  # field, offset, count
 RECORD_HEADER = 2  # step, words
 TOKEN_WORDS = 4  # slot, serial, token, flags
+LOGPROB_WORDS = 2 + 2 * MAX_LOGPROBS  # log-probability (float32 bits), rank, then the top tokens' ids and values
 
 
 class TokenFlag(IntEnum):

@@ -18,8 +18,8 @@ from numpy.typing import DTypeLike, NDArray
 from graphrt.kernels import abi
 from graphrt.kernels.arena import Arena
 from graphrt.kernels.array import Array, host_array
-from graphrt.kernels.ops import Linear, Ops, Rope
-from graphrt.kernels.sampling import gumbel_noise, sample_row
+from graphrt.kernels.numpy_step import NumpyStepEnds
+from graphrt.kernels.ops import Linear, Rope
 from graphrt.kernels.step_state import StepView
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -32,7 +32,7 @@ def check_weight_dtype(dtype: np.dtype[Any]) -> None:
         raise TypeError(f"weights of type {dtype}: must be float32, float16 or bfloat16")
 
 
-class NumpyOps(Ops):
+class NumpyOps(NumpyStepEnds):
     """See the module's docstring. Weights are widened to float32."""
 
     name = "numpy"
@@ -70,95 +70,6 @@ class NumpyOps(Ops):
 
     def weight_bytes(self, n: int, k: int, dtype: np.dtype[Any]) -> int:
         return n * k * 4
-
-    # -- the ends of a step -------------------------------------------------------------------------------------------
-
-    def begin_step(self, b: StepView) -> None:
-        self.arena.reset()
-        step = int(b.control.np[0]) + 1
-        entry = b.delta.np[step % b.delta.shape[0]]
-        if entry[0] != step:
-            raise RuntimeError(f"step {step} started without its delta record (found {int(entry[0])})")
-        self._apply_patches(entry, b)
-        tokens, positions, row_slot, samples = b.tokens.np, b.positions.np, b.row_slot.np, b.sample_rows.np
-        if b.kind == "decode":
-            slots, wanted = b.slots.np.view(abi.SLOT)[:, 0], b.decode_rows.np[: b.rows]
-            state = slots[wanted]  # PAD reads the last slot here, and is masked below
-            live = (wanted != abi.PAD) & (state["state"] == abi.SlotState.RUNNING)
-            row_slot[:] = np.where(live, wanted, abi.PAD)
-            tokens[:] = np.where(live, state["last_token"], 0)
-            positions[:] = np.where(live, state["seq_len"], 0)
-            samples[:] = np.where(live, np.arange(b.rows, dtype=np.int32), abi.PAD)
-        else:
-            tokens[:] = b.prefill_tokens.np[: b.rows]
-            positions[:] = b.prefill_positions.np[: b.rows]
-            row_slot[:] = b.prefill_slots.np[: b.rows]
-            samples[:] = b.prefill_samples.np[: b.samples]
-
-    def _apply_patches(self, entry: NDArray[np.uint32], b: StepView) -> None:
-        targets = {
-            abi.Field.SLOTS: b.slots,
-            abi.Field.BLOCK_TABLE: b.block_table,
-            abi.Field.DECODE_ROWS: b.decode_rows,
-            abi.Field.PREFILL_TOKENS: b.prefill_tokens,
-            abi.Field.PREFILL_POSITIONS: b.prefill_positions,
-            abi.Field.PREFILL_SLOTS: b.prefill_slots,
-            abi.Field.PREFILL_SAMPLES: b.prefill_samples,
-        }
-        at, end = abi.RECORD_HEADER, abi.RECORD_HEADER + int(entry[1])
-        while at < end:
-            field, offset, count = (int(w) for w in entry[at : at + abi.PATCH_HEADER])
-            at += abi.PATCH_HEADER
-            flat = targets[abi.Field(field)].np.reshape(-1).view(np.uint32)
-            flat[offset : offset + count] = entry[at : at + count]
-            at += count
-
-    def sample(self, logits: Array, b: StepView) -> None:
-        slots = b.slots.np.view(abi.SLOT)[:, 0]
-        for i, row in enumerate(b.sample_rows.np):
-            if row == abi.PAD or (slot := b.row_slot.np[row]) == abi.PAD:
-                continue
-            p = slots[slot]
-            b.next_tokens.np[i] = sample_row(
-                logits.np[i],
-                temperature=float(p["temperature"]),
-                top_k=int(p["top_k"]),
-                top_p=float(p["top_p"]),
-                min_p=float(p["min_p"]),
-                seed=int(p["seed_lo"]) | int(p["seed_hi"]) << 32,
-                position=int(b.positions.np[row]) + 1,
-                noise=self.noise,
-            )
-
-    def noise(self, seed: int, position: int, token_ids: NDArray[Any], vocab: int) -> NDArray[np.float32]:
-        """Gumbel noise of the given tokens, see `gumbel_noise`; `vocab`: an upper bound of the ids."""
-        return gumbel_noise(seed, position, token_ids)
-
-    def commit_step(self, b: StepView) -> None:
-        step = int(b.control.np[0]) + 1
-        slots = b.slots.np.view(abi.SLOT)[:, 0]
-        entry = b.token_ring.np[step % b.token_ring.shape[0]]
-        out = (
-            entry[abi.RECORD_HEADER :][: b.samples * abi.TOKEN_WORDS].reshape(b.samples, abi.TOKEN_WORDS).view(np.int32)
-        )
-        for i, row in enumerate(b.sample_rows.np):
-            if row == abi.PAD or (slot := b.row_slot.np[row]) == abi.PAD:
-                out[i] = (abi.PAD, 0, 0, 0)
-                continue
-            s, token = slots[slot], int(b.next_tokens.np[i])
-            length = int(b.positions.np[row]) + 2  # with the new token
-            flag = abi.TokenFlag.GOES_ON
-            if token in s["stop_ids"][: s["num_stop_ids"]]:
-                flag = abi.TokenFlag.STOP
-            elif length >= s["max_len"]:
-                flag = abi.TokenFlag.LENGTH
-            s["last_token"], s["seq_len"] = token, length - 1
-            if flag:
-                s["state"] = abi.SlotState.DONE
-            out[i] = (slot, s["serial"].view(np.int32), token, flag)
-        entry[1] = b.samples
-        b.control.np[0] = step
-        entry[0] = step
 
     # -- primitives ---------------------------------------------------------------------------------------------------
 

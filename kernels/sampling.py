@@ -9,11 +9,13 @@ Filters work on logits / T: top_k, then min_p and top_p on what is left. They ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from graphrt.kernels.abi import MAX_LOGPROBS
 
 F32 = NDArray[np.float32]
 Noise = Callable[[int, int, NDArray[Any], int], F32]
@@ -95,3 +97,56 @@ def sample_row(
     drawn = noise(seed, position, candidates, z.size) if noise else gumbel_noise(seed, position, candidates)
     noisy = z[candidates] + drawn
     return int(candidates[np.argmax(noisy)])
+
+
+def adjust_logits(
+    logits: F32,
+    *,
+    bias_ids: NDArray[np.int32],
+    bias: F32,
+    banned: Sequence[int] | NDArray[np.int32],
+    repetition: float,
+    presence: float,
+    frequency: float,
+    seen: NDArray[np.uint32],
+    counts: NDArray[np.int32],
+) -> F32:
+    """Logits [V] after bias, bans and penalties, in this order; the input itself when there is nothing to do.
+
+    repetition divides positive and multiplies negative logits of every token in prompt or output (arXiv 1909.05858, with the sign
+    handled as in vLLM); presence and frequency are OpenAI's, of the output alone. seen: a bit per token of the prompt.
+    counts [V]: occurrences in the output.
+    """
+    penalties = presence != 0 or frequency != 0
+    if not (len(bias_ids) or len(banned) or penalties or repetition != 1):
+        return logits
+    out = logits.copy()
+    np.add.at(out, bias_ids, bias)
+    out[np.asarray(banned, np.intp)] = -np.inf
+    if repetition != 1:
+        bits = np.unpackbits(seen.view(np.uint8), bitorder="little")[: out.size].astype(bool)
+        at = np.flatnonzero(bits | (counts > 0))
+        r = np.float32(repetition)
+        out[at] = np.where(out[at] > 0, out[at] / r, out[at] * r)
+    if penalties:
+        at = np.flatnonzero(counts)
+        out[at] -= np.float32(frequency) * counts[at].astype(np.float32) + np.float32(presence)
+    return out
+
+
+def score_token(logits: F32, token: int, out: NDArray[np.uint32]) -> None:
+    """Write a token's log-probability and rank and the likeliest tokens to one entry of `abi.LOGPROB_WORDS` words.
+
+    Log-probabilities are of softmax(logits), computed in float64; of equal logits the lower id comes first, in the list and in ranks.
+    """
+    z = logits.astype(np.float64)
+    peak = z.max()
+    normaliser = peak + np.log(np.exp(z - peak).sum())
+    count = min(MAX_LOGPROBS, z.size)
+    threshold = np.partition(z, z.size - count)[z.size - count]
+    candidates = np.flatnonzero(z >= threshold)
+    best = candidates[np.argsort(-z[candidates], kind="stable")][:count]
+    out[0] = np.float32(z[token] - normaliser).view(np.uint32)
+    out[1] = 1 + (z > z[token]).sum() + (z[:token] == z[token]).sum()
+    out[2 : 2 + count] = best
+    out[2 + MAX_LOGPROBS : 2 + MAX_LOGPROBS + count] = (z[best] - normaliser).astype(np.float32).view(np.uint32)

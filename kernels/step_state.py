@@ -10,7 +10,8 @@ from typing import Literal
 
 from graphrt.kernels.array import Array
 
-StepKind = Literal["decode", "prefill"]
+# decode: one token of each row's sequence. prefill: prompt tokens, few of them sampled. score: prompt tokens, all with logits.
+StepKind = Literal["decode", "prefill", "score"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +20,11 @@ class StepView:
 
     rows: tokens processed together; samples: rows that get logits and a sampled token.
     tokens, positions, row_slot: [rows] int32, filled by `Ops.begin_step`; row_slot is PAD for padding rows.
-    sample_rows: [samples] int32, PAD for none. next_tokens: [samples] int32.
+    sample_rows: [samples] int32, PAD for none. targets: [samples] int32, the token to score, PAD to sample one.
+    next_tokens: [samples] int32.
     slots: [slots, SLOT_WORDS] int32. block_table: [slots, max_blocks] int32.
-    control: [4] uint32, word 0 the number of steps done. delta, token_ring: uint32 rings of `abi`.
+    bias_ids, bias_values: [slots, MAX_BIAS]. prompt_seen: [slots, ceil(V / 32)] uint32. output_counts: [slots, V] int32.
+    control: [4] uint32, word 0 the number of steps done. delta, token_ring, logprob_ring: uint32 rings of `abi`.
     decode_rows, prefill_*: what patches write (see `abi.Field`).
     caches: the KV caches by the names of the model's KVSpec.
     """
@@ -33,15 +36,22 @@ class StepView:
     positions: Array
     row_slot: Array
     sample_rows: Array
+    targets: Array
     next_tokens: Array
     slots: Array
     block_table: Array
+    bias_ids: Array
+    bias_values: Array
+    prompt_seen: Array
+    output_counts: Array
     control: Array
     delta: Array
     token_ring: Array
+    logprob_ring: Array
     decode_rows: Array
     prefill_tokens: Array
     prefill_positions: Array
     prefill_slots: Array
     prefill_samples: Array
+    score_targets: Array
     caches: dict[str, Array]

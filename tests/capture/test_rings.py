@@ -16,7 +16,7 @@ from graphrt.kernels.array import Array
 from graphrt.kernels.numpy_ops import NumpyOps
 from graphrt.kernels.step_state import StepView
 
-SIZES = StepSizes((1, 2, 4), (4, 8), 2)
+SIZES = StepSizes((1, 2, 4), (4, 8), (4,), 2)
 VOCAB = 50
 
 
@@ -25,8 +25,11 @@ class Echo:
 
     def __init__(self) -> None:
         self.ops = NumpyOps()
-        self.buffers = StepBuffers(self.ops, SIZES, slots=3, max_blocks=5, caches={})
-        self.delta, self.reader = DeltaWriter(self.buffers.delta), TokenReader(self.buffers.token_ring)
+        self.buffers = StepBuffers(self.ops, SIZES, slots=3, max_blocks=5, vocab=VOCAB, caches={})
+        self.delta, self.reader = (
+            DeltaWriter(self.buffers.delta),
+            TokenReader(self.buffers.token_ring, self.buffers.logprob_ring),
+        )
         self.graphs = GraphSet(self.ops, self.buffers, lambda view: CpuStepGraph(self.ops, self.step, view))
 
     def step(self, b: StepView) -> Array:
@@ -71,10 +74,29 @@ class Echo:
 
 
 def test_the_packed_slot_is_the_declared_slot() -> None:
-    packed = SLOT_STRUCT.pack(1, 2, 3, 4, 5, 6.5, 7, 8.5, 9.5, 10, 11, 12.5, 13.5, 14.5, 2, *range(20, 28), *[0] * 9)
+    packed = SLOT_STRUCT.pack(
+        1, 2, 3, 4, 5, 6.5, 7, 8.5, 9.5, 10, 11, 12.5, 13.5, 14.5, 2, *range(20, 28), *range(30, 35), *[0] * 4
+    )
     slot = np.frombuffer(packed, abi.SLOT)[0]
     names = [n for n in abi.SLOT.names or () if n not in ("stop_ids", "spare")]
-    assert [float(slot[n]) for n in names] == [1, 2, 3, 4, 5, 6.5, 7, 8.5, 9.5, 10, 11, 12.5, 13.5, 14.5, 2]
+    assert [float(slot[n]) for n in names] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6.5,
+        7,
+        8.5,
+        9.5,
+        10,
+        11,
+        12.5,
+        13.5,
+        14.5,
+        2,
+        *range(30, 35),
+    ]
     assert slot["stop_ids"].tolist() == list(range(20, 28))
 
 
@@ -96,10 +118,12 @@ def test_padding_rows_write_nowhere() -> None:
     e.delta.patch(Field.DECODE_ROWS, 0, [abi.PAD, 1, abi.PAD, abi.PAD])
     e.run("decode", 1)
     before = e.buffers.slots.np.copy()
-    e.buffers.slots.np[2] = -1  # the last slot: where an index of -1 would land
+    e.buffers.slots.np[2] = 7  # the last slot: where an index of -1 would land
+    e.buffers.slots.np.view(abi.SLOT)["fresh"][2] = 0
+    poisoned = e.buffers.slots.np[2].copy()
     rows = e.run("decode", 4)
     assert rows[1] == (1, 3, 8, 0) and [r.slot for r in rows] == [abi.PAD, 1, abi.PAD, abi.PAD]
-    assert (e.buffers.slots.np[2] == -1).all() and (e.buffers.slots.np[0] == before[0]).all()
+    assert (e.buffers.slots.np[2] == poisoned).all() and (e.buffers.slots.np[0] == before[0]).all()
     assert e.buffers.next_tokens.np[[0, 2, 3]].tolist() == [-77] * 3
 
 
@@ -162,7 +186,7 @@ def test_sizes_pad_up() -> None:
     with pytest.raises(ValueError, match="no prefill graph holds 9 rows"):
         SIZES.padded("prefill", 9)
     with pytest.raises(ConfigError, match="must be ascending"):
-        StepSizes((2, 1), (4,), 1)
+        StepSizes((2, 1), (4,), (4,), 1)
 
 
 def test_views_of_all_sizes_share_memory() -> None:

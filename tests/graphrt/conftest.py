@@ -61,11 +61,16 @@ class StepRunner:
             c.name: CacheArray(spec.array_shape(c, blocks=blocks, slots=slots, block_tokens=tokens), c.dtype)
             for c in spec.caches
         }
-        sizes = StepSizes(tuple(range(1, slots + 1)), tuple(range(1, rows + 1)), rows)
-        self.buffers = StepBuffers(ops, sizes, slots=slots, max_blocks=max_blocks, caches=caches)
+        sizes = StepSizes(tuple(range(1, slots + 1)), tuple(range(1, rows + 1)), (rows,), rows)
+        self.buffers = StepBuffers(
+            ops, sizes, slots=slots, max_blocks=max_blocks, vocab=self.loaded.config.vocab_size, caches=caches
+        )
         for cache in self.buffers.caches.values():
             cache.np[:] = np.nan
-        self.delta, self.reader = DeltaWriter(self.buffers.delta), TokenReader(self.buffers.token_ring)
+        self.delta, self.reader = (
+            DeltaWriter(self.buffers.delta),
+            TokenReader(self.buffers.token_ring, self.buffers.logprob_ring),
+        )
         table = np.random.default_rng(seed).permutation(blocks)[: slots * max_blocks].reshape(slots, max_blocks)
         for slot in range(slots):
             self.delta.patch(Field.BLOCK_TABLE, slot * max_blocks, table[slot].tolist())

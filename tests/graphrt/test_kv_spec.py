@@ -38,7 +38,7 @@ def test_buffers_hold_every_kind_of_cache() -> None:
     shapes = {
         c.name: CacheArray(MIXED.array_shape(c, blocks=10, slots=3, block_tokens=16), c.dtype) for c in MIXED.caches
     }
-    buffers = StepBuffers(NumpyOps(), StepSizes((1, 2), (8,), 1), slots=3, max_blocks=4, caches=shapes)
+    buffers = StepBuffers(NumpyOps(), StepSizes((1, 2), (8,), (8,), 1), slots=3, max_blocks=4, vocab=9, caches=shapes)
     got = {name: (a.shape, a.dtype.name) for name, a in buffers.caches.items()}
     assert got == {
         "kv": ((10, 3, 2, 4, 16, 64), "float32"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import ml_dtypes
@@ -67,10 +67,9 @@ def view(rng: np.random.Generator, rows: int, cache_shape: tuple[int, ...], padd
         slot[1:][rng.random(rows - 1) < 0.3] = abi.PAD
     empty = host_array(np.zeros(1, np.int32))
     cache = host_array(normal(rng, *cache_shape))
-    return StepView(
-        "prefill", rows, 1, empty, host_array(position), host_array(slot), empty, empty, empty, host_array(table),
-        empty, empty, empty, empty, empty, empty, empty, empty, {"kv": cache},
-    )  # fmt: skip
+    unused = dict.fromkeys((f.name for f in fields(StepView)), empty)
+    mine = {"positions": host_array(position), "row_slot": host_array(slot), "block_table": host_array(table)}
+    return StepView(**(unused | mine | {"kind": "prefill", "rows": rows, "samples": 1, "caches": {"kv": cache}}))  # type: ignore[arg-type]
 
 
 ROWS = [1, 2, 3, 5, 13, 64]
