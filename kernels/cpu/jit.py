@@ -24,6 +24,7 @@ REAL = types.float64
 
 F32 = np.dtype(np.float32)
 I32 = np.dtype(np.int32)
+I64 = np.dtype(np.int64)
 U16 = np.dtype(np.uint16)
 U8 = np.dtype(np.uint8)
 

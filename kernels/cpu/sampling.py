@@ -10,56 +10,37 @@ rounded to float32. It is Gumbel noise: argmax(logits / T + noise) is a sample o
 nothing but its three arguments, so one token's draw is the same in any batch, chunk or draft.
 """
 
-import math
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numba import cfunc, njit, types
 
-from graphrt.kernels.cpu.jit import BODY, F32, I32, WORD, check, reads, source_stamp, writes
-from graphrt.kernels.cpu.memory import load_i64, store_f32, store_i64
+from graphrt.kernels.cpu.gumbel_ir import gumbel_32, philox_words
+from graphrt.kernels.cpu.jit import BODY, F32, I32, I64, WORD, check, reads, source_stamp, writes
+from graphrt.kernels.cpu.memory import load_f32, load_i64, store_f32, store_i64
 from graphrt.kernels.cpu.team import ARGS, run, shared_team, take
 
 SPAN = 1024  # tokens of a work item
 MASK = 0xFFFFFFFF
-Word = np.uint64
-
-
-@njit
-def philox(c0: Word, c1: Word, c2: Word, c3: Word, k0: Word, k1: Word) -> tuple[Word, Word, Word, Word]:
-    """philox4x32-10: four counter words and two key words to four random words, all uint64 below 2^32."""
-    low = np.uint64(MASK)
-    half = np.uint64(32)
-    for _ in range(10):
-        a = np.uint64(0xD2511F53) * c0
-        b = np.uint64(0xCD9E8D57) * c2
-        c0, c1, c2, c3 = (b >> half) ^ c1 ^ k0, b & low, (a >> half) ^ c3 ^ k1, a & low
-        k0 = (k0 + np.uint64(0x9E3779B9)) & low
-        k1 = (k1 + np.uint64(0xBB67AE85)) & low
-    return c0, c1, c2, c3
-
-
-@njit
-def _noise(word: Word) -> np.float32:
-    v = min((np.float64(word) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
-    return np.float32(-math.log(-math.log1p(-v)))
 
 
 @njit
 def _gumbel(control: int, who: int) -> None:
     a = control + ARGS
-    out, vocab, position = load_i64(a), load_i64(a + 8), np.uint64(load_i64(a + 16))
-    k0, k1 = np.uint64(load_i64(a + 24)), np.uint64(load_i64(a + 32))
-    zero = np.uint64(0)
+    out, vocab, position = load_i64(a), load_i64(a + 8), load_i64(a + 16)
+    low, high, spare = load_i64(a + 24), load_i64(a + 32), load_i64(a + 40) + who * load_i64(a + 48)
     while True:
         first, last = take(control, (vocab + SPAN - 1) // SPAN)
         if first == last:
             return
-        for token in range(first * SPAN, min(vocab, last * SPAN), 4):
-            words = philox(np.uint64(token >> 2), position, zero, zero, k0, k1)
-            for i in range(min(4, vocab - token)):
-                store_f32(out + (token + i) * 4, _noise(words[i]))
+        for token in range(first * SPAN, min(vocab, last * SPAN), 32):
+            if token + 32 <= vocab:
+                gumbel_32(out + token * 4, token >> 2, position, low, high)
+            else:
+                gumbel_32(spare, token >> 2, position, low, high)
+                for i in range(0, (vocab - token) * 4, 4):
+                    store_f32(out + token * 4 + i, load_f32(spare + i))
 
 
 @cache
@@ -71,8 +52,10 @@ def _compiled() -> tuple[Any, ...]:
         if stamp:
             _gumbel(control, who)
 
-    @njit(types.void(WORD, WORD, WORD, writes(F32, 1), WORD, WORD, WORD), nogil=True, cache=True)
-    def gumbel(control: int, workers: int, function: int, out: Any, position: int, low: int, high: int) -> None:
+    @njit(types.void(*[WORD] * 5, writes(F32, 1), WORD, WORD, WORD), nogil=True, cache=True)
+    def gumbel(
+        control: int, workers: int, function: int, scratch: int, gap: int, out: Any, position: int, low: int, high: int
+    ) -> None:
         if stamp:
             a = control + ARGS
             store_i64(a, out.ctypes.data)
@@ -80,6 +63,8 @@ def _compiled() -> tuple[Any, ...]:
             store_i64(a + 16, position)
             store_i64(a + 24, low)
             store_i64(a + 32, high)
+            store_i64(a + 40, scratch)
+            store_i64(a + 48, gap)
             run(control, function, workers)
 
     @njit(types.void(reads(F32, 2), writes(I32, 1)), cache=True)
@@ -92,7 +77,19 @@ def _compiled() -> tuple[Any, ...]:
                         best, at = x[row, i], i
                 out[row] = at
 
-    return gumbel, body, argmax
+    @njit(types.void(reads(I64, 1), reads(I64, 1), writes(I64, 1)), cache=True)
+    def block(counter: Any, key: Any, out: Any) -> None:
+        if stamp:
+            philox_words(counter.ctypes.data, key.ctypes.data, out.ctypes.data)
+
+    return gumbel, body, argmax, block
+
+
+def philox(counter: list[int], key: list[int]) -> list[int]:
+    """philox4x32-10 of four counter words and two key words: four random words, each in 0..2^32-1."""
+    out = np.empty(4, np.int64)
+    _compiled()[3](np.array(counter, np.int64), np.array(key, np.int64), out)
+    return [int(word) for word in out]
 
 
 def gumbel_noise(seed: int, position: int, vocab: int, out: np.ndarray | None = None) -> np.ndarray:
@@ -105,11 +102,12 @@ def gumbel_noise(seed: int, position: int, vocab: int, out: np.ndarray | None = 
     else:
         check("out", out, F32, (vocab,))
     seed = int(seed)
-    gumbel, body, _ = _compiled()
+    gumbel, body, *_ = _compiled()
     team = shared_team()
     with team.lock:
         workers = team.workers if vocab > SPAN else 0
-        gumbel(team.control, workers, body.address, out, int(position) & MASK, seed & MASK, (seed >> 32) & MASK)
+        low, high = seed & MASK, (seed >> 32) & MASK
+        gumbel(team.control, workers, body.address, team.scratch, team.SCRATCH, out, int(position) & MASK, low, high)
     return out
 
 
