@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from graphrt.api.body import BodyTooLarge, on_body_too_large
 from graphrt.api.chat import ChatEndpoint
+from graphrt.api.error_net import ErrorNet
 from graphrt.api.errors import error_response, on_http_exception
 from graphrt.api.info_routes import InfoRoutes
 from graphrt.api.request_log import RequestLog
@@ -28,7 +29,10 @@ def create_app(state: AppState) -> Starlette:
     routes = [Route("/v1/chat/completions", ChatEndpoint(state), methods=["POST"]), *InfoRoutes(state).routes()]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(RequestLog, metrics=state.metrics)],
+        middleware=[
+            Middleware(RequestLog, metrics=state.metrics, paths=[route.path for route in routes]),
+            Middleware(ErrorNet),
+        ],
         exception_handlers={
             HTTPException: on_http_exception,
             BodyTooLarge: on_body_too_large,

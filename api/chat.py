@@ -27,6 +27,7 @@ from graphrt.api.reply_schema import (
     Usage,
     usage,
 )
+from graphrt.api.request_note import RequestNote, note_of
 from graphrt.api.request_schema import ChatRequest
 from graphrt.api.state import AppState
 from graphrt.api.unbuilt import refuse_unbuilt
@@ -102,7 +103,7 @@ class ChatEndpoint:
             raise ApiError("stream_options is allowed only with stream true", param="stream_options")
         reply = ChatReply(state, bool(options and options.include_usage))
         async with ClientWatch(receive):
-            with await self._start(request, started) as generation:
+            with await self._start(request, started, note_of(scope)) as generation:
                 if request.stream:
                     await _stream(generation, reply, send)
                 else:
@@ -112,7 +113,7 @@ class ChatEndpoint:
                     response = Response(reply.whole("".join(pieces), generation), media_type="application/json")
                     await response(scope, receive, send)
 
-    async def _start(self, request: ChatRequest, started: float) -> Generation:
+    async def _start(self, request: ChatRequest, started: float, note: RequestNote) -> Generation:
         """Check the rest of the request and hand it to the engine."""
         state = self._state
         sampling = params.sampling_of(request, state.defaults)
@@ -128,7 +129,7 @@ class ChatEndpoint:
             state.check_serving()
             raise
         text = OutputText(state.tokenizer.detokenizer(), stops, stop_ids)
-        return Generation(stream, text, len(tokens), state.metrics, state.live, started)
+        return Generation(stream, text, len(tokens), state.metrics, state.live, started, note)
 
 
 def _asked_tokens(request: ChatRequest) -> tuple[int | None, str]:

@@ -9,6 +9,7 @@ from typing import Self
 from graphrt.api.metrics import Metrics
 from graphrt.api.output_text import OutputText
 from graphrt.api.ports import TokenStream
+from graphrt.api.request_note import RequestNote
 from graphrt.errors import EngineDead, RequestError
 
 
@@ -16,7 +17,7 @@ class Generation:
     """Use as `with Generation(...) as generation:`, so that leaving early cancels it in the engine.
 
     `live` is the set of all that are under way; each adds and removes itself. `started` is `time.perf_counter()` at
-    the request's arrival.
+    the request's arrival. `note` is the request's, and hears of its beginning and end.
     """
 
     def __init__(
@@ -27,18 +28,21 @@ class Generation:
         metrics: Metrics,
         live: set[Generation],
         started: float,
+        note: RequestNote,
     ) -> None:
         self._stream = stream
         self._text = text
         self._metrics = metrics
         self._live = live
         self._started = started
+        self._note = note
         self._last = 0.0  # when the last tokens came; 0 before the first
         self._aborted: RequestError | None = None
         self._closed = False
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = 0
         live.add(self)
+        note.begin(self)
 
     @property
     def finish(self) -> str:
@@ -55,10 +59,10 @@ class Generation:
         try:
             out = await anext(self._stream)
         except (RequestError, EngineDead) as error:
-            self._end("error")
+            self._end(self._reason_of(error))
             raise (self._aborted or error) from None
         except StopAsyncIteration:
-            self._end("error")
+            self._end(self._reason_of(None))
             raise self._aborted or RequestError("the engine ended this request early", status=500) from None
         self.cached_tokens = out.cached_tokens
         if out.tokens:
@@ -69,7 +73,7 @@ class Generation:
                 self._stream.cancel()  # a stop string, of which the engine knows nothing
             self._end(self._text.finish)
         elif out.finish:
-            self._end("error")
+            self._end(self._reason_of(None))
             raise self._aborted or RequestError(f"the engine ended this request: {out.finish}", status=500)
         return piece
 
@@ -86,11 +90,18 @@ class Generation:
             self._metrics.first_token.observe(now - self._started)
         self._last = now
 
+    def _reason_of(self, error: Exception | None) -> str:
+        if self._aborted is not None:
+            return "timeout" if self._aborted.status == 504 else "error"
+        refused = isinstance(error, RequestError) and error.status < 500
+        return "refused" if refused else "error"
+
     def _end(self, reason: str) -> None:
         if self._closed:
             return
         self._closed = True
         self._live.discard(self)
+        self._note.end(self, self.prompt_tokens, self.completion_tokens, self.cached_tokens, reason)
         self._metrics.finished[reason] += 1
         self._metrics.end_to_end.observe(time.perf_counter() - self._started)
 

@@ -1,4 +1,4 @@
-"""Around every request: an id in and out, one line in the log, a count in the metrics, and the last net for errors."""
+"""Around every request: an id in and out, one line in the log, and a count in the metrics."""
 
 from __future__ import annotations
 
@@ -6,27 +6,33 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Collection
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from graphrt.api.client_watch import ClientGone
-from graphrt.api.errors import error_response
+from graphrt.api.log_format import FIELDS
 from graphrt.api.metrics import Metrics
+from graphrt.api.request_note import RequestNote, attach
 
-log = logging.getLogger("graphrt.api")
+log = logging.getLogger("graphrt.api.requests")
 
 GONE = 499  # the client left before the reply was complete
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_ROUTES = ("/", "/health", "/metrics", "/v1/models", "/v1/chat/completions")
-_PROBES = ("/health", "/metrics")  # asked several times a second by machines
+_PROBES = ("/health", "/ready", "/metrics")  # asked several times a second by machines
 
 
 class RequestLog:
-    """ASGI middleware. A client's own X-Request-Id is kept when it is short printable ASCII."""
+    """ASGI middleware. A client's own X-Request-Id is kept when it is short printable ASCII.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    `paths` are those that are counted by name; all others are "other".
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Collection[str]) -> None:
         self._app = app
         self._metrics = metrics
+        self._paths = frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -34,6 +40,8 @@ class RequestLog:
             return
         started = time.perf_counter()
         request_id = _request_id(scope)
+        note = RequestNote(request_id.decode())
+        attach(scope, note)
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -43,26 +51,37 @@ class RequestLog:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
             await send(message)
 
-        gone = False
         try:
             await self._app(scope, receive, send_with_id)
         except ClientGone:
-            gone = True
-        except Exception as error:
-            log.exception("request %s failed", request_id.decode())
-            if status:
-                raise  # half a reply is out: only closing the connection tells the client
-            await error_response(error)(scope, receive, send_with_id)
+            status = GONE
         finally:
-            self._note(scope, GONE if gone else status, request_id, time.perf_counter() - started)
+            note.close()
+            self._note(scope, status, note, time.perf_counter() - started)
 
-    def _note(self, scope: Scope, status: int, request_id: bytes, seconds: float) -> None:
+    def _note(self, scope: Scope, status: int, note: RequestNote, seconds: float) -> None:
         path: str = scope["path"]
-        self._metrics.http[(path if path in _ROUTES else "other", str(status))] += 1
-        level = logging.DEBUG if path in _PROBES else logging.INFO
-        if log.isEnabledFor(level):
-            # A path may hold anything, line breaks too.
-            log.log(level, "%s %r %d %.1f ms %s", scope["method"], path, status, seconds * 1e3, request_id.decode())
+        self._metrics.http[(path if path in self._paths else "other", str(status))] += 1
+        level = logging.DEBUG if path in _PROBES and status < 400 else logging.INFO
+        if not log.isEnabledFor(level):
+            return
+        fields: dict[str, Any] = {
+            "method": scope["method"],
+            "path": path,
+            "status": status,
+            "ms": round(seconds * 1e3, 1),
+            "request_id": note.request_id,
+        }
+        if note.key_name:
+            fields["key"] = note.key_name
+        if note.finish:
+            fields["prompt_tokens"] = note.prompt_tokens
+            fields["completion_tokens"] = note.completion_tokens
+            fields["cached_tokens"] = note.cached_tokens
+            fields["finish"] = ",".join(note.finish)
+        # A path may hold anything, line breaks too.
+        shown = (f"{name}={value!r}" if name == "path" else f"{name}={value}" for name, value in fields.items())
+        log.log(level, "request %s", " ".join(shown), extra={FIELDS: fields})
 
 
 def _request_id(scope: Scope) -> bytes:
