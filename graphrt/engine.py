@@ -11,12 +11,12 @@ import time
 from collections import deque
 from typing import Protocol
 
+from graphrt.admission import check_submit
 from graphrt.capture.delta import DeltaWriter
 from graphrt.capture.graph import GraphSet
 from graphrt.capture.token_ring import TokenReader
 from graphrt.engine_stats import StepClock
 from graphrt.errors import RequestError
-from graphrt.kernels.abi import MAX_STOP_IDS
 from graphrt.scheduler import Scheduler, StepPlan
 from graphrt.seam.records import (
     Cancel,
@@ -136,25 +136,11 @@ class Engine:
             self.drain_deadline = time.monotonic() + record.timeout_s
 
     def _sequence(self, r: Submit) -> Sequence:
-        context, vocab = self.info.context, self.info.vocab_size
         if self.drain_deadline is not None:
             raise RequestError("the server is shutting down", status=503)
         if len(self.scheduler.waiting) >= self.info.max_waiting and self.scheduler.slots_used >= self.info.max_batch:
             raise RequestError(f"the queue is full: {self.info.max_waiting} requests are waiting", status=429)
-        if not r.tokens:
-            raise RequestError("the prompt is empty", param="prompt")
-        if r.max_tokens < 1:
-            raise RequestError(f"max_tokens is {r.max_tokens}: must be at least 1", param="max_tokens")
-        if len(r.tokens) + r.max_tokens > context:
-            raise RequestError(
-                f"prompt of {len(r.tokens)} tokens and max_tokens {r.max_tokens} exceed the context of {context} tokens",
-                param="max_tokens",
-            )
-        if not 0 <= min(r.tokens) <= max(r.tokens) < vocab:
-            bad = next(t for t in r.tokens if not 0 <= t < vocab)
-            raise RequestError(f"token id {bad} is outside the vocabulary of {vocab}", param="prompt")
-        if len(r.stop_ids) > MAX_STOP_IDS:
-            raise RequestError(f"{len(r.stop_ids)} stop ids: at most {MAX_STOP_IDS}", param="stop_token_ids")
+        check_submit(r, self.info)
         return Sequence(r, list(r.tokens), len(r.tokens) + r.max_tokens, self.root)
 
     def _emit(self, items: list[TokenOut], endpoint: Endpoint) -> None:

@@ -2,85 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from engine_script import GREEDY, Script, nothing_left, settle
 
 from graphrt.engine import Engine
 from graphrt.engine_config import EngineConfig
 from graphrt.engine_setup import build_engine, kv_sizes
 from graphrt.errors import ConfigError, DeviceError, ModelError
-from graphrt.seam.records import (
-    Cancel,
-    Drain,
-    EngineInfo,
-    FromEngine,
-    Output,
-    Refused,
-    Sampling,
-    Stats,
-    Submit,
-    ToEngine,
-)
-
-GREEDY = Sampling(temperature=0.0)
-
-
-@dataclass
-class Script:
-    """An endpoint that hands over what the test queues and keeps what the engine says."""
-
-    inbox: list[ToEngine] = field(default_factory=list)
-    tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    finish: dict[int, str] = field(default_factory=dict)
-    cached: dict[int, int] = field(default_factory=dict)
-    refused: dict[int, Refused] = field(default_factory=dict)
-    info: EngineInfo | None = None
-    stats: Stats | None = None
-    terminate_requested: bool = False
-
-    def poll(self) -> list[ToEngine]:
-        records, self.inbox = self.inbox, []
-        return records
-
-    def wait(self, timeout_s: float | None) -> None:
-        assert timeout_s is not None or not self.inbox
-
-    def server_alive(self) -> bool:
-        return True
-
-    def send(self, rec: FromEngine) -> None:
-        if isinstance(rec, Output):
-            for item in rec.items:
-                assert item.id not in self.finish, "nothing comes after the end"
-                self.tokens[item.id] += item.tokens
-                self.cached[item.id] = item.cached_tokens
-                if item.finish:
-                    self.finish[item.id] = item.finish
-        elif isinstance(rec, Refused):
-            self.refused[rec.id] = rec
-        elif isinstance(rec, Stats):
-            self.stats = rec
-        elif isinstance(rec, EngineInfo):
-            self.info = rec
-
-
-def settle(engine: Engine, script: Script, turns: int = 5000) -> None:
-    """Run until there is nothing left to do."""
-    for _ in range(turns):
-        if not engine.step(script) and not script.inbox:
-            return
-    raise AssertionError("the engine does not come to rest")
-
-
-def nothing_left(engine: Engine) -> None:
-    s = engine.scheduler
-    assert s.idle and s.slots_used == 0 and s.pool.used == 0 and not s.rows and not s.prefilling and not s.waiting
+from graphrt.seam.records import Cancel, Drain, Sampling, Submit
 
 
 @pytest.fixture(scope="module")
@@ -251,9 +186,19 @@ def test_lengths_and_stops(make_engine: Callable[..., Engine]) -> None:
         (Submit(9, [], GREEDY, 5, []), 400, "prompt is empty"),
         (Submit(9, [1] * 100, GREEDY, 29, []), 400, "100 tokens and max_tokens 29 exceed the context of 128"),
         (Submit(9, [1], GREEDY, 0, []), 400, "max_tokens is 0"),
-        (Submit(9, [1, 320], GREEDY, 5, []), 400, "token id 320"),
+        (Submit(9, [1, 320], GREEDY, 5, []), 400, "prompt holds token id 320: the vocabulary is 0 to 319"),
         (Submit(9, [1, -1], GREEDY, 5, []), 400, "token id -1"),
         (Submit(9, [1], GREEDY, 5, list(range(9))), 400, "9 stop ids: at most 8"),
+        (Submit(9, [1], GREEDY, 5, [400]), 400, "stop_token_ids holds token id 400"),
+        (Submit(9, [1], GREEDY, 5, [], min_tokens=6), 400, "min_tokens is 6: must be from 0 to 5"),
+        (Submit(9, [1], GREEDY, 5, [], logit_bias=[(1, 1.0)] * 301), 400, "logit_bias has 301 entries: at most 300"),
+        (Submit(9, [1], GREEDY, 5, [], logit_bias=[(1, math.nan)]), 400, "logit_bias holds nan"),
+        (Submit(9, [1], GREEDY, 5, [], logit_bias=[(-3, 1.0)]), 400, "logit_bias holds token id -3"),
+        (Submit(9, [1], GREEDY, 5, [], logprobs=21), 400, "logprobs is 21: must be from -1 to 20"),
+        (Submit(9, [1], Sampling(temperature=math.nan), 5, []), 400, "temperature is nan"),
+        (Submit(9, [1], Sampling(top_p=1.5), 5, []), 400, "top_p is 1.5: must be from 0 to 1"),
+        (Submit(9, [1], Sampling(seed=-1), 5, []), 400, "seed is -1"),
+        (Submit(9, [1], Sampling(repetition_penalty=0), 5, []), 400, "repetition_penalty is 0"),
     ],
 )
 def test_bad_requests_are_refused(
