@@ -68,14 +68,28 @@ class Tokenizer:
             )
         return ids
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`, special tokens left out, bytes that are not UTF-8 as U+FFFD, unknown ids as nothing."""
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """The text of `ids`, bytes that are not UTF-8 as U+FFFD, unknown ids as nothing.
+
+        Special tokens are left out unless `special`, which spells them.
+        """
         detokenizer = self.detokenizer()
-        return detokenizer.push(ids) + detokenizer.finish()
+        if not special:
+            return detokenizer.push(ids) + detokenizer.finish()
+        data = b"".join(self.spelling(i).encode() if i in self._special else detokenizer.take(i) for i in ids)
+        return data.decode(errors="replace")
 
     def detokenizer(self) -> IncrementalDetokenizer:
         """A new one, for one reply."""
         return IncrementalDetokenizer(self)
+
+    def spelling(self, token: int) -> str:
+        """How the vocabulary spells a token, special ones too; "" for ids without a spelling."""
+        return (self._inner.id_to_token(token) or "") if token >= 0 else ""
+
+    def is_special(self, token: int) -> bool:
+        """Whether the token is a mark that is no text."""
+        return token in self._special
 
     @property
     def strip(self) -> str:
@@ -104,7 +118,11 @@ class IncrementalDetokenizer:
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that `ids` complete, possibly empty."""
-        data = b"".join(map(self._tokenizer.token_bytes, ids)) if not self._strip else self._first(ids)
+        data = b"".join(map(self._tokenizer.token_bytes, ids)) if not self._strip else b"".join(map(self.take, ids))
+        return self._utf8.decode(data)
+
+    def push_bytes(self, data: bytes) -> str:
+        """The same for what `take` gave."""
         return self._utf8.decode(data)
 
     def finish(self) -> str:
@@ -114,15 +132,13 @@ class IncrementalDetokenizer:
         self._strip = self._tokenizer.strip
         return text
 
-    def _first(self, ids: Iterable[int]) -> bytes:
-        data = b""
-        for token in ids:
-            piece = self._tokenizer.token_bytes(token)
-            if piece and self._strip:
-                piece = piece.lstrip(b" ") if self._strip == "word" else piece.removeprefix(b" ")
-                self._strip = ""
-            data += piece
-        return data
+    def take(self, token: int) -> bytes:
+        """The bytes that `token` adds to the text, to be pushed by `push_bytes`."""
+        piece = self._tokenizer.token_bytes(token)
+        if piece and self._strip:
+            piece = piece.lstrip(b" ") if self._strip == "word" else piece.removeprefix(b" ")
+            self._strip = ""
+        return piece
 
 
 def special_tokens(model_dir: Path) -> dict[str, str]:
