@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -14,7 +14,19 @@ from graphrt.errors import EngineDead, GraphrtError, RequestError
 from graphrt.seam.backlog import Backlog
 from graphrt.seam.endpoint import EngineEndpoint
 from graphrt.seam.local import EngineThread
-from graphrt.seam.records import Cancel, Drain, EngineInfo, Fatal, FromEngine, Output, Refused, Sampling, Stats, Submit
+from graphrt.seam.records import (
+    NO_LOGPROBS,
+    Cancel,
+    Drain,
+    EngineInfo,
+    Fatal,
+    FromEngine,
+    Output,
+    Refused,
+    Sampling,
+    Stats,
+    Submit,
+)
 from graphrt.seam.ring import DEFAULT_CAPACITY
 from graphrt.seam.spawn import EngineProcess
 from graphrt.seam.stream import RequestStream
@@ -105,8 +117,19 @@ class EngineClient:
         """Streams that have not ended yet."""
         return len(self._streams)
 
-    def submit(self, tokens: list[int], sampling: Sampling, max_tokens: int, stop_ids: list[int]) -> RequestStream:
-        """Send a request; never blocks. Raises `EngineDead`; `RequestError` 503 while closing, 413 for a prompt larger
+    def submit(
+        self,
+        tokens: list[int],
+        sampling: Sampling,
+        max_tokens: int,
+        stop_ids: list[int],
+        *,
+        min_tokens: int = 0,
+        logit_bias: Sequence[tuple[int, float]] = (),
+        logprobs: int = NO_LOGPROBS,
+        prompt_logprobs: int = NO_LOGPROBS,
+    ) -> RequestStream:
+        """Send a request, with the fields of `Submit`; never blocks. Raises `EngineDead`; `RequestError` 503 while closing, 413 for a prompt larger
         than the ring, 429 when the engine takes nothing and too much waits already.
         """
         if not self.alive:
@@ -114,7 +137,18 @@ class EngineClient:
         if self._closing is not None:
             raise RequestError("the server is shutting down", status=503)
         request_id = next(self._ids)
-        self._backlog.send(self._encode(Submit(request_id, tokens, sampling, max_tokens, stop_ids)))
+        record = Submit(
+            request_id,
+            tokens,
+            sampling,
+            max_tokens,
+            stop_ids,
+            min_tokens,
+            list(logit_bias),
+            logprobs,
+            prompt_logprobs,
+        )
+        self._backlog.send(self._encode(record))
         stream = self._streams[request_id] = RequestStream(request_id, self._loop, self._send_cancel, self._drop_stream)
         return stream
 

@@ -86,9 +86,13 @@ class RequestStream:
         if ready is None:
             self._ready = out
         else:
-            # The list came from the decoder and nobody else holds it; a copy per token would be quadratic.
+            # The lists came from the decoder and nobody else holds them; a copy per token would be quadratic.
             ready.tokens.extend(out.tokens)
-            self._ready = TokenOut(self.id, ready.tokens, out.finish, out.cached_tokens)
+            ready.logprobs.extend(out.logprobs)
+            ready.prompt_logprobs.extend(out.prompt_logprobs)
+            self._ready = TokenOut(
+                self.id, ready.tokens, out.finish, out.cached_tokens, ready.logprobs, ready.prompt_logprobs
+            )
         if out.finish:
             self._end()
         elif self._waiter is not None and not self._waiter.done():
