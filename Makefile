@@ -25,7 +25,7 @@ doctor: .venv/.base  ## what this machine has and lacks, with the command that g
 	@$(BIN)/graphrt doctor
 
 test: lint  ## lint, then every test that this machine can run [ARGS="-k name"]
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --durations=15 --durations-min=1 $(ARGS)
 
 lint: .venv/.dev  ## ruff and mypy
 	@$(BIN)/ruff check .
