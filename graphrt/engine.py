@@ -19,6 +19,7 @@ from graphrt.engine_stats import StepClock
 from graphrt.errors import RequestError
 from graphrt.scheduler import Scheduler, StepPlan
 from graphrt.seam.records import (
+    AskSteps,
     Cancel,
     Drain,
     EngineInfo,
@@ -26,6 +27,7 @@ from graphrt.seam.records import (
     Output,
     Refused,
     Stats,
+    StepLog,
     Submit,
     ToEngine,
     TokenOut,
@@ -34,6 +36,7 @@ from graphrt.sequence import Sequence
 
 STEP_TIMEOUT_S = 60.0  # a step that takes longer hangs
 STATS_EVERY_S = 0.1
+TERMINATE_GRACE_S = 30.0
 
 
 class Endpoint(Protocol):
@@ -83,7 +86,8 @@ class Engine:
         while True:
             busy = self.step(endpoint)
             if endpoint.terminate_requested and self.drain_deadline is None:
-                self.drain_deadline = time.monotonic()
+                # Often it went to the whole process group: the server still says how long requests in hand may take.
+                self.drain_deadline = time.monotonic() + TERMINATE_GRACE_S
             if self.drain_deadline is not None and (
                 self.scheduler.idle or (time.monotonic() > self.drain_deadline and self._cancel_all(endpoint))
             ):
@@ -132,6 +136,8 @@ class Engine:
                 endpoint.send(Refused(record.id, e.status, str(e), e.param or ""))
         elif isinstance(record, Cancel):
             self._emit(self.scheduler.cancel(record.id), endpoint)
+        elif isinstance(record, AskSteps):
+            endpoint.send(StepLog(self.clock.recent(record.count)))
         elif isinstance(record, Drain):
             self.drain_deadline = time.monotonic() + record.timeout_s
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 
 from graphrt.kernels.step_state import StepKind
 from graphrt.scheduler import StepPlan
-from graphrt.seam.records import TokenOut
+from graphrt.seam.records import StepTrace, TokenOut
 
 WINDOW = 1024  # steps over which percentiles are taken
 
@@ -40,10 +41,12 @@ class StepClock:
         self.prompt_tokens = self.generation_tokens = 0
         self.finish_reasons: dict[str, int] = {}
         self._host, self._step = Window(), Window()
+        self._recent: deque[tuple[StepPlan, int, int]] = deque(maxlen=WINDOW)
 
     def step(self, plan: StepPlan, items: list[TokenOut], host_ns: int, device_ns: int) -> None:
         """Count a retired step. host_ns: the loop's own time; device_ns: time in the launch and waiting for the step."""
         self.steps[plan.kind] += 1
+        self._recent.append((plan, device_ns, host_ns))
         if plan.kind == "decode":
             self._host.add(host_ns / 1e3)
             self._step.add(device_ns / 1e6)
@@ -57,6 +60,14 @@ class StepClock:
         for item in items:
             if item.finish:
                 self.finish_reasons[item.finish] = self.finish_reasons.get(item.finish, 0) + 1
+
+    def recent(self, count: int) -> list[StepTrace]:
+        """The last steps, newest last."""
+        last = list(self._recent)[-count:] if count > 0 else []
+        return [
+            StepTrace(p.step, p.kind, p.size, sum(part.count for part in p.parts), device_ns / 1e6, host_ns / 1e3)
+            for p, device_ns, host_ns in last
+        ]
 
     def host_us(self) -> tuple[float, float]:
         """p50 and p99 of the host's own time per decode step, in µs."""

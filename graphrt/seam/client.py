@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -16,6 +17,7 @@ from graphrt.seam.endpoint import EngineEndpoint
 from graphrt.seam.local import EngineThread
 from graphrt.seam.records import (
     NO_LOGPROBS,
+    AskSteps,
     Cancel,
     Drain,
     EngineInfo,
@@ -25,6 +27,8 @@ from graphrt.seam.records import (
     Refused,
     Sampling,
     Stats,
+    StepLog,
+    StepTrace,
     Submit,
 )
 from graphrt.seam.ring import DEFAULT_CAPACITY
@@ -62,6 +66,7 @@ class EngineClient:
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._ids = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
+        self._step_waiters: deque[asyncio.Future[list[StepTrace]]] = deque()  # answered in order
         self._ready: asyncio.Future[EngineInfo] = self._loop.create_future()
         self._dead = asyncio.Event()
         self._exited = asyncio.Event()
@@ -129,8 +134,10 @@ class EngineClient:
         logprobs: int = NO_LOGPROBS,
         prompt_logprobs: int = NO_LOGPROBS,
     ) -> RequestStream:
-        """Send a request, with the fields of `Submit`; never blocks. Raises `EngineDead`; `RequestError` 503 while closing, 413 for a prompt larger
-        than the ring, 429 when the engine takes nothing and too much waits already.
+        """Send a request, with the fields of `Submit`; never blocks.
+
+        Raises `EngineDead`; `RequestError` 503 while closing, 413 for a prompt larger than the ring, 429 when the engine
+        takes nothing and too much waits already.
         """
         if not self.alive:
             raise EngineDead(self.death_reason or "the engine is not running")
@@ -151,6 +158,15 @@ class EngineClient:
         self._backlog.send(self._encode(record))
         stream = self._streams[request_id] = RequestStream(request_id, self._loop, self._send_cancel, self._drop_stream)
         return stream
+
+    async def step_log(self, count: int) -> list[StepTrace]:
+        """The last steps of the engine, newest last, at most `count`. Raises `EngineDead`."""
+        if not self.alive:
+            raise EngineDead(self.death_reason or "the engine is not running")
+        waiter: asyncio.Future[list[StepTrace]] = self._loop.create_future()
+        self._step_waiters.append(waiter)
+        self._backlog.send(self._encode(AskSteps(count)), bounded=False)
+        return await waiter
 
     async def wait_dead(self) -> None:
         """Return once `alive` is False for good."""
@@ -240,6 +256,10 @@ class EngineClient:
                     stream.feed(item)
         elif isinstance(record, Stats):
             self.stats = record
+        elif isinstance(record, StepLog):
+            waiter = self._step_waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(record.steps)
         elif isinstance(record, Refused):
             stream = self._streams.get(record.id)
             if stream is not None:
@@ -282,6 +302,9 @@ class EngineClient:
             logger.error("the engine is gone: %s", reason)
         for stream in list(self._streams.values()):
             stream.fail(EngineDead(reason))
+        for waiter in self._step_waiters:
+            if not waiter.done():
+                waiter.set_exception(EngineDead(reason))
 
     def _with_tail(self, message: str) -> str:
         tail = self._host.stderr_tail() if self._host is not None else ""

@@ -56,6 +56,29 @@ class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
     timeout_s: float
 
 
+class AskSteps(msgspec.Struct, frozen=True, array_like=True, tag="ask_steps"):
+    """Answered by a `StepLog` of at most `count` steps."""
+
+    count: int
+
+
+class StepTrace(msgspec.Struct, frozen=True, array_like=True):
+    """One step that has retired."""
+
+    step: int
+    kind: str  # decode, prefill or score
+    rows: int  # of the graph
+    live_rows: int  # of these, not padding
+    device_ms: float  # in the launch and waiting for the step
+    host_us: float  # the engine loop's own time
+
+
+class StepLog(msgspec.Struct, frozen=True, array_like=True, tag="step_log"):
+    """Recent steps, newest last."""
+
+    steps: list[StepTrace]
+
+
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
     """Natural log-probabilities under the model's own distribution: before penalties, bias, temperature and filters.
 
@@ -139,5 +162,5 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     host_us_p99: float = 0.0
 
 
-ToEngine = Submit | Cancel | Drain
-FromEngine = EngineInfo | Output | Refused | Stats | Fatal
+ToEngine = Submit | Cancel | Drain | AskSteps
+FromEngine = EngineInfo | Output | Refused | Stats | StepLog | Fatal

@@ -15,7 +15,7 @@ from graphrt.engine import Engine
 from graphrt.engine_config import EngineConfig
 from graphrt.engine_setup import build_engine, kv_sizes
 from graphrt.errors import ConfigError, DeviceError, ModelError
-from graphrt.seam.records import Cancel, Drain, Sampling, Submit
+from graphrt.seam.records import AskSteps, Cancel, Drain, Sampling, Submit
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +230,8 @@ def test_drain_finishes_what_is_there_and_refuses_the_rest(make_engine: Callable
 
 
 @pytest.mark.parametrize("how", ["deadline", "terminate"])
-def test_drain_is_bounded(make_engine: Callable[..., Engine], how: str) -> None:
+def test_drain_is_bounded(make_engine: Callable[..., Engine], how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphrt.engine.TERMINATE_GRACE_S", 0.0)
     engine, script = make_engine(run_ahead=1), Script()
     script.inbox += [Submit(i, [1, 2], GREEDY, 100, []) for i in range(20)]
     if how == "deadline":
@@ -262,3 +263,19 @@ def test_sizes_of_the_kv_memory(make_engine: Callable[..., Engine], tiny_model: 
         build_engine(EngineConfig(str(model), device="cuda"))
     with pytest.raises(ConfigError, match="max_batch is 0: must be from 1 to 256"):
         build_engine(EngineConfig(str(model), max_batch=0))
+
+
+def test_the_log_of_steps(make_engine: Callable[..., Engine]) -> None:
+    engine, script = make_engine(max_batch=4, prefill_chunk=32), Script()
+    script.inbox += [Submit(1, [1] * 40, GREEDY, 5, []), Submit(2, [1] * 3, GREEDY, 5, [])]
+    settle(engine, script)
+    script.inbox.append(AskSteps(100))
+    engine.step(script)
+    log = script.steps
+    assert [(s.kind, s.rows, s.live_rows) for s in log[:2]] == [("prefill", 32, 32), ("prefill", 16, 11)]
+    assert [(s.kind, s.rows, s.live_rows) for s in log[2:]] == [("decode", 2, 2)] * 4
+    assert [s.step for s in log] == list(range(log[0].step, log[0].step + 6))
+    assert all(s.device_ms > 0 and s.host_us > 0 for s in log)
+    script.inbox.append(AskSteps(2))
+    engine.step(script)
+    assert script.steps == log[-2:]

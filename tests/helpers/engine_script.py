@@ -14,6 +14,8 @@ from graphrt.seam.records import (
     Refused,
     Sampling,
     Stats,
+    StepLog,
+    StepTrace,
     Submit,
     ToEngine,
 )
@@ -34,6 +36,7 @@ class Script:
     refused: dict[int, Refused] = field(default_factory=dict)
     info: EngineInfo | None = None
     stats: Stats | None = None
+    steps: list[StepTrace] = field(default_factory=list)
     terminate_requested: bool = False
 
     def poll(self) -> list[ToEngine]:
@@ -59,6 +62,8 @@ class Script:
                     self.finish[item.id] = item.finish
         elif isinstance(rec, Refused):
             self.refused[rec.id] = rec
+        elif isinstance(rec, StepLog):
+            self.steps = rec.steps
         elif isinstance(rec, Stats):
             self.stats = rec
         elif isinstance(rec, EngineInfo):
