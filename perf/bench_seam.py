@@ -32,7 +32,7 @@ import uvloop
 from graphrt.engine_config import EngineConfig
 from graphrt.perf.json_load import LoopWork, json_thread
 from graphrt.perf.machine import machine_facts
-from graphrt.perf.quiet import OtherLoad, Shares, spread
+from graphrt.perf.quiet import OtherLoad, Shares, spread, stalls
 from graphrt.seam.client import EngineClient
 from graphrt.seam.endpoint import EngineEndpoint
 from graphrt.seam.records import Cancel, Drain, EngineInfo, Output, Sampling, Submit, TokenOut
@@ -167,7 +167,8 @@ def host_costs_ns(repeats: int) -> dict[str, Any]:
 
 async def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     facts = machine_facts(("uvloop", "msgspec"))
-    facts["load_average_before"] = os.getloadavg()[0]
+    facts["load_average_before"] = round(os.getloadavg()[0], 2)
+    facts["stalls_of_a_bare_loop"] = stalls()
 
     async def process() -> EngineClient:
         return await EngineClient.launch(EngineConfig("none"), runner="graphrt.perf.bench_seam:stamp")

@@ -74,3 +74,23 @@ class Shares:
         names = ("p50_us", "p99_us", "max_us")
         spreads = {name: spread([shares[index] for shares in used]) for index, name in enumerate(names)}
         return {**spreads, "noisy_repeats": len(self._noisy), "noisy_used": max(0, self._wanted - len(self._quiet))}
+
+
+def stalls(seconds: float = 3.0, longest_us: float = 100.0) -> dict[str, float]:
+    """How often a loop that only reads the clock stands still for `longest_us` or more: the machine's own doing.
+
+    A core that loses one per cent of its time so makes every p99 on it at least as long.
+    """
+    last = time.perf_counter_ns()
+    end = last + int(seconds * 1e9)
+    gaps: list[float] = []
+    while last < end:
+        now = time.perf_counter_ns()
+        if now - last >= longest_us * 1000:
+            gaps.append((now - last) / 1000)
+        last = now
+    return {
+        "per_second": round(len(gaps) / seconds, 1),
+        "median_us": round(statistics.median(gaps), 1) if gaps else 0.0,
+        "share_of_time": round(sum(gaps) / 1e6 / seconds, 5),
+    }
