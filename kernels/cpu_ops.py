@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,24 @@ def make_cpu_ops(threads: int | None = None) -> NumpyOps:
     if importlib.util.find_spec("numba") is None:
         log.warning("numba is not installed: the CPU backend runs on NumPy alone, several times slower")
         return NumpyOps()
-    return CpuOps(threads)
+    ops = CpuOps(threads)
+    _warm_up()
+    return ops
+
+
+def _warm_up() -> None:
+    """Compile every kernel before the first request rather than during it; says so when that takes long."""
+    from graphrt.kernels.cpu.warm import warm_up
+
+    notice = threading.Timer(
+        1.0, log.warning, ["compiling the CPU kernels for this machine: only the first start takes this long"]
+    )
+    notice.daemon = True
+    notice.start()
+    try:
+        warm_up()
+    finally:
+        notice.cancel()
 
 
 class CpuOps(NumpyOps):
