@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 def make_cpu_ops(threads: int | None = None) -> NumpyOps:
     """The fastest CPU backend that this installation has. `threads`: None for all cores that this process may use."""
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = threads or usable_cores()
     # OpenBLAS's own threads are slower than one for matrix-vector products on small machines, and one thread is what makes
     # NumPy's results repeat.
     threadpool_limits(1, "blas")
@@ -48,6 +49,25 @@ def _warm_up() -> None:
         warm_up()
     finally:
         notice.cancel()
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may keep busy: its affinity, cut by a container's quota (cgroup v2 `cpu.max`, v1 `cfs_quota`).
+
+    A kernel thread beyond the quota would be stopped in the middle of a kernel while the others wait for it.
+    """
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text().strip()
+            period = (cgroup / "cpu/cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return cores
+    if not quota.isdigit() or not period.isdigit():  # "max" and -1: no quota
+        return cores
+    return max(1, min(cores, round(int(quota) / int(period))))
 
 
 class CpuOps(NumpyOps):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from graphrt.kernels import abi
 from graphrt.kernels.array import Array, host_array
 from graphrt.kernels.comm import OneRank
-from graphrt.kernels.cpu_ops import CpuOps, make_cpu_ops
+from graphrt.kernels.cpu_ops import CpuOps, make_cpu_ops, usable_cores
 from graphrt.kernels.numpy_ops import NumpyOps
 from graphrt.kernels.ops import AttentionWeights, HeadShape, MlpWeights, Ops, Rope
 from graphrt.kernels.step_state import StepView
@@ -221,3 +222,25 @@ def test_widths_that_do_not_fit_are_refused(compiled: Ops, rng: np.random.Genera
         compiled.linear(host_array(normal(rng, 2, 15)), w, host_array(normal(rng, 2, 8)))
     with pytest.raises(TypeError, match="weights of type int32: must be float32, float16 or bfloat16"):
         compiled.load_linear([np.zeros((2, 2), np.int32)])
+
+
+@pytest.mark.parametrize(
+    ("files", "want"),
+    [
+        ({}, 999),
+        ({"cpu.max": "max 100000"}, 999),
+        ({"cpu.max": "100000 100000"}, 1),
+        ({"cpu.max": "20000 100000"}, 1),
+        ({"cpu.max": "250000 100000"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 999),
+        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+    ],
+)
+def test_a_containers_quota_limits_the_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], want: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(999))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert usable_cores(tmp_path) == want
