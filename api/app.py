@@ -9,8 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from graphrt.api.auth_gate import Gate
 from graphrt.api.body import BodyTooLarge, on_body_too_large
 from graphrt.api.chat import ChatEndpoint
+from graphrt.api.cors import cors_middleware
 from graphrt.api.error_net import ErrorNet
 from graphrt.api.errors import error_response, on_http_exception
 from graphrt.api.info_routes import InfoRoutes
@@ -31,7 +33,17 @@ def create_app(state: AppState) -> Starlette:
         routes=routes,
         middleware=[
             Middleware(RequestLog, metrics=state.metrics, paths=[route.path for route in routes]),
+            *cors_middleware(state.settings.cors_origins),
             Middleware(ErrorNet),
+            Middleware(
+                Gate,
+                ring=state.keys,
+                limiter=state.limiter,
+                guard_metrics=state.settings.guard_metrics,
+                timeout_s=state.settings.request_timeout_s,
+                refused=state.metrics.refused,
+                by_key=state.metrics.by_key,
+            ),
         ],
         exception_handlers={
             HTTPException: on_http_exception,

@@ -36,6 +36,7 @@ class Generation:
         self._live = live
         self._started = started
         self._note = note
+        self._first = 0.0
         self._last = 0.0  # when the last tokens came; 0 before the first
         self._aborted: RequestError | None = None
         self._closed = False
@@ -88,6 +89,7 @@ class Generation:
             self._metrics.inter_token.observe((now - self._last) / tokens, tokens)
         else:
             self._metrics.first_token.observe(now - self._started)
+            self._first = now
         self._last = now
 
     def _reason_of(self, error: Exception | None) -> str:
@@ -102,8 +104,9 @@ class Generation:
         self._closed = True
         self._live.discard(self)
         self._note.end(self, self.prompt_tokens, self.completion_tokens, self.cached_tokens, reason)
-        self._metrics.finished[reason] += 1
-        self._metrics.end_to_end.observe(time.perf_counter() - self._started)
+        decode_s = self._last - self._first if self._last else 0.0
+        whole_s = time.perf_counter() - self._started
+        self._metrics.sequence_ended(reason, self.prompt_tokens, self.completion_tokens, whole_s, decode_s)
 
     def __enter__(self) -> Self:
         return self

@@ -1,25 +1,48 @@
-"""uvicorn's HTTP protocol with what it lacks: bounds on the size of headers and on the time they may take."""
+"""uvicorn's HTTP protocol with what it lacks: bounds on the size of headers, on the time they may take and on the time a
+client may take to read; a client that leaves is noticed even with a second request in line.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from graphrt.api.errors import error_reply
+from graphrt.api.listen import peer_left
+
+log = logging.getLogger("graphrt.api")
+
+PEER_CHECK_S = 0.25
 
 
-def http_protocol(header_limit: int, header_timeout_s: float) -> type[HttpToolsProtocol]:
+def http_protocol(
+    header_limit: int,
+    header_timeout_s: float,
+    send_timeout_s: float = 30.0,
+    count: Callable[[int], None] = lambda status: None,
+) -> type[HttpToolsProtocol]:
     """A protocol class that answers 431 above `header_limit` bytes of request line and headers, and 408 when they are
     not complete `header_timeout_s` after the connection, or after their first byte on a connection kept alive.
+
+    A client that leaves its replies unread for `send_timeout_s` is cut off. `count` hears the status of each answer that
+    never reached the application.
+
+    A client that ends its side of the connection has left, unless all it waits for is the answer to a GET: whoever wants
+    a long reply stays on the line.
     """
 
     class BoundedHttpProtocol(HttpToolsProtocol):
         _in_headers = False
         _seen = 0  # bytes of the present request line and headers
         _refusal = (400, "the bytes received are not an HTTP request")
-        _timer: asyncio.TimerHandle | None = None
+        _timer: asyncio.TimerHandle | None = None  # for headers
+        _send_timer: asyncio.TimerHandle | None = None
+        _peer_timer: asyncio.TimerHandle | None = None
+        _current: RequestResponseCycle | None = None  # being answered; `cycle` is the one being read
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -27,6 +50,14 @@ def http_protocol(header_limit: int, header_timeout_s: float) -> type[HttpToolsP
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._disarm()
+            for timer in (self._send_timer, self._peer_timer):
+                if timer is not None:
+                    timer.cancel()
+            current = self._current
+            if current is not None and not current.response_complete:
+                current.disconnected = True
+                current.message_event.set()
+            self.pipeline.clear()  # never begun, and never will be
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -41,6 +72,16 @@ def http_protocol(header_limit: int, header_timeout_s: float) -> type[HttpToolsP
                     self.send_400_response("")
             elif not self._in_headers and self._idle():
                 self._arm()  # stray bytes between requests have stopped uvicorn's own idle timer
+
+        def eof_received(self) -> bool:  # type: ignore[override]
+            """True keeps the other direction open."""
+            cycle = self._current
+            if self.transport.get_extra_info("sslcontext") is not None or cycle is None or self._quiet():
+                return False
+            if self.pipeline or cycle.more_body or cycle.scope["method"] != "GET":
+                return False
+            cycle.keep_alive = False
+            return True
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
@@ -60,9 +101,30 @@ def http_protocol(header_limit: int, header_timeout_s: float) -> type[HttpToolsP
             self._in_headers = False
             self._disarm()
             super().on_headers_complete()
+            if not self.pipeline:
+                self._current = self.cycle
+            elif self._peer_timer is None:
+                # Reading is paused now, and with it the news that the client has left.
+                self._peer_timer = self.loop.call_later(PEER_CHECK_S, self._check_peer)
+
+        def on_response_complete(self) -> None:
+            if self.pipeline:
+                self._current = self.pipeline[-1][0]
+            super().on_response_complete()
+            if self.transport.get_write_buffer_size() > 0:
+                self._arm_send()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._arm_send()
 
         def send_400_response(self, msg: str) -> None:
+            current = self._current
+            if current is not None and not current.response_complete and not current.more_body:
+                self.transport.abort()  # nonsense behind a request whose reply is under way: it must not get into that
+                return
             status, message = self._refusal
+            count(status)
             body = error_reply(message, status)
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[status] + head + body)
@@ -78,8 +140,7 @@ def http_protocol(header_limit: int, header_timeout_s: float) -> type[HttpToolsP
             self._refusal = (431, f"request line and headers are larger than {header_limit} bytes")
 
         def _idle(self) -> bool:
-            closed = self.transport.is_closing()
-            return not closed and self._timer is None and (self.cycle is None or self.cycle.response_complete)
+            return not self.transport.is_closing() and self._timer is None and self._quiet()
 
         def _arm(self) -> None:
             if self._timer is None:
@@ -103,5 +164,26 @@ def http_protocol(header_limit: int, header_timeout_s: float) -> type[HttpToolsP
         def _quiet(self) -> bool:
             """No reply is being written on this connection."""
             return self.cycle is None or self.cycle.response_complete
+
+        def _arm_send(self) -> None:
+            if self._send_timer is None:
+                self._send_timer = self.loop.call_later(send_timeout_s, self._check_sent)
+
+        def _check_sent(self) -> None:
+            self._send_timer = None
+            left = self.transport.get_write_buffer_size()
+            if left == 0 or not (self.flow.write_paused or self._quiet() or self.transport.is_closing()):
+                return
+            log.warning("a client left %d bytes of its reply unread for %g s: cut off", left, send_timeout_s)
+            self.transport.abort()
+
+        def _check_peer(self) -> None:
+            self._peer_timer = None
+            if self.transport.is_closing() or not self.pipeline:
+                return
+            if peer_left(self.transport.get_extra_info("socket")):
+                self.transport.abort()
+            else:
+                self._peer_timer = self.loop.call_later(PEER_CHECK_S, self._check_peer)
 
     return BoundedHttpProtocol

@@ -70,5 +70,5 @@ class InfoRoutes:
             f"context  {info.context} tokens, {info.max_batch} sequences at once\n"
             f"base url for OpenAI clients: {url}/v1\n"
             "paths    /v1/chat/completions  /v1/models  /health  /metrics\n\n"
-            f"{curl_example(url, state.settings.model_name)}\n"
+            f"{curl_example(url, state.settings.model_name, state.keys.required)}\n"
         )

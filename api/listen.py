@@ -1,11 +1,21 @@
-"""Claims the port before anything slow starts, with an error that says what is in the way."""
+"""Claims the port before anything slow starts, with an error that says what is in the way; what sockets are set to."""
 
 from __future__ import annotations
 
 import errno
+import resource
+import select
 import socket
 
 from graphrt.errors import ConfigError, GraphrtError
+
+# Connections inherit these: a client whose machine is gone is noticed though it never says so.
+_KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),  # seconds
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
 
 
 def in_use(host: str, port: int) -> GraphrtError:
@@ -26,6 +36,8 @@ def bind(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for level, option, value in _KEEP_ALIVE:
+            sock.setsockopt(level, option, value)
         sock.bind(address)
     except OSError as error:
         sock.close()
@@ -38,3 +50,18 @@ def bind(host: str, port: int) -> socket.socket:
         raise GraphrtError(f"cannot bind port {port} on {host}: {error.strerror}") from None
     sock.setblocking(False)
     return sock
+
+
+def peer_left(sock: socket.socket) -> bool:
+    """Whether the other end of a connection has ended its side, however much of what it sent is still unread."""
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def raise_open_files() -> int:
+    """Allow this process as many open files, so connections, as it may ask for; how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard

@@ -7,22 +7,29 @@ import contextlib
 import errno
 import gc
 import logging
+import signal
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 
 import uvicorn
 import uvloop
 
 from graphrt.api.app import create_app
+from graphrt.api.auth_ring import KeyRing
 from graphrt.api.defaults import SamplingDefaults, load_sampling_defaults
 from graphrt.api.errors import ApiError
 from graphrt.api.example import base_url, curl_example
 from graphrt.api.http_protocol import http_protocol
-from graphrt.api.listen import bind, in_use
+from graphrt.api.listen import bind, in_use, raise_open_files
+from graphrt.api.log_format import setup_logging
 from graphrt.api.ports import Engine, PromptTemplate, TextCodec
 from graphrt.api.settings import ServerSettings
 from graphrt.api.state import AppState, make_state
 from graphrt.api.stop_signals import Stopped, StopSignals
+from graphrt.api.tls import make_context
+from graphrt.api.tls import reload as reload_context
 
 log = logging.getLogger("graphrt.api")
 
@@ -55,27 +62,49 @@ def run_server(settings: ServerSettings, *, launch: Launch = launch_engine, load
     own engine and text in through `launch` and `load`.
     """
     settings.check()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    setup_logging(settings.log_level, settings.log_json)
+    keys = KeyRing(settings.api_key_files)
+    tls = make_context(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
+    raise_open_files()
     sock = bind(settings.host, settings.port)
     with contextlib.closing(sock), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(settings, sock, launch, load))
+        return runner.run(_run(settings, Door(sock, keys, tls), launch, load))
 
 
-async def _run(settings: ServerSettings, sock: socket.socket, launch: Launch, load: LoadText) -> int:
+@dataclass(frozen=True)
+class Door:
+    """What is checked before the engine starts: the port, the keys, the certificate."""
+
+    sock: socket.socket
+    keys: KeyRing
+    tls: ssl.SSLContext | None
+
+    def reload(self, settings: ServerSettings) -> None:
+        """After SIGHUP: read keys and certificate again; what is broken stays as it was."""
+        if self.keys.required:
+            self.keys.reload()
+        if self.tls is not None and settings.tls_cert and settings.tls_key:
+            reload_context(self.tls, settings.tls_cert, settings.tls_key)
+
+
+async def _run(settings: ServerSettings, door: Door, launch: Launch, load: LoadText) -> int:
+    loop = asyncio.get_running_loop()
+    if door.keys.required or door.tls is not None:  # else a hang-up means what it always means
+        loop.add_signal_handler(signal.SIGHUP, door.reload, settings)
     with StopSignals() as stop:
         try:
-            state = await stop.unless_asked(_start(settings, launch, load))
+            state = await stop.unless_asked(_start(settings, door.keys, launch, load))
         except Stopped:
             return 0
         try:
-            return await _serve(state, sock, stop)
+            return await _serve(state, door, stop)
         finally:
             # By now nothing is left to finish: the engine has only to be seen off.
             await state.engine.close(0.0)
             state.close()
 
 
-async def _start(settings: ServerSettings, launch: Launch, load: LoadText) -> AppState:
+async def _start(settings: ServerSettings, keys: KeyRing, launch: Launch, load: LoadText) -> AppState:
     """Engine and tokenizer load side by side."""
     starting = asyncio.ensure_future(launch(settings))
     try:
@@ -86,7 +115,7 @@ async def _start(settings: ServerSettings, launch: Launch, load: LoadText) -> Ap
         with contextlib.suppress(Exception, asyncio.CancelledError):
             await (await starting).close(0.0)
         raise
-    return make_state(settings, engine, tokenizer, template, defaults)
+    return make_state(settings, engine, tokenizer, template, defaults, keys)
 
 
 class _Server(uvicorn.Server):
@@ -105,11 +134,13 @@ class _Server(uvicorn.Server):
         self._on_started()
 
 
-def _make_server(state: AppState, sock: socket.socket) -> _Server:
+def _make_server(state: AppState, door: Door) -> _Server:
     settings = state.settings
     config = uvicorn.Config(
         create_app(state),
-        http=http_protocol(settings.header_limit, settings.header_timeout_s),
+        http=http_protocol(
+            settings.header_limit, settings.header_timeout_s, settings.send_timeout_s, state.metrics.count_malformed
+        ),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -124,20 +155,22 @@ def _make_server(state: AppState, sock: socket.socket) -> _Server:
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection need look at it again
         info = state.engine.info
-        url = base_url(settings.host, sock.getsockname()[1])
+        url = base_url(settings.host, door.sock.getsockname()[1], "http" if door.tls is None else "https")
         print(
             f"graphrt serves {settings.model_name} on {url} "
             f"({info.device}, context {info.context}, {info.max_batch} sequences at once)\n"
-            f"try:\n{curl_example(url, settings.model_name)}",
+            f"try:\n{curl_example(url, settings.model_name, door.keys.required)}",
             flush=True,
         )
 
+    config.load()
+    config.ssl = door.tls
     return _Server(config, announce)
 
 
-async def _serve(state: AppState, sock: socket.socket, stop: StopSignals) -> int:
-    server = _make_server(state, sock)
-    serving = asyncio.ensure_future(server.serve([sock]))
+async def _serve(state: AppState, door: Door, stop: StopSignals) -> int:
+    server = _make_server(state, door)
+    serving = asyncio.ensure_future(server.serve([door.sock]))
     dead = asyncio.ensure_future(state.engine.wait_dead())
     asked = asyncio.ensure_future(stop.asked.wait())
     try:

@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from graphrt import __version__
+from graphrt.api.auth_ring import KeyRing
 from graphrt.api.defaults import SamplingDefaults
 from graphrt.api.errors import ApiError
 from graphrt.api.generation import Generation
 from graphrt.api.metrics import Metrics
 from graphrt.api.ports import Engine, PromptTemplate, TextCodec
+from graphrt.api.rate_limits import Limits, RateLimiter
 from graphrt.api.settings import ServerSettings
 
 
@@ -26,6 +28,8 @@ class AppState:
     template: PromptTemplate
     defaults: SamplingDefaults
     metrics: Metrics
+    keys: KeyRing
+    limiter: RateLimiter
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     live: set[Generation] = field(default_factory=set)
@@ -35,6 +39,7 @@ class AppState:
     def __post_init__(self) -> None:
         info = self.engine.info
         made_of = "|".join((__version__, self.settings.model_name, info.architecture, info.device))
+        self.metrics.live = lambda: len(self.live)
         self.fingerprint = "fp_" + hashlib.sha256(made_of.encode()).hexdigest()[:10]
 
     def check_serving(self) -> None:
@@ -73,7 +78,18 @@ def make_state(
     tokenizer: TextCodec,
     template: PromptTemplate,
     defaults: SamplingDefaults | None = None,
+    keys: KeyRing | None = None,
 ) -> AppState:
-    """A state with fresh metrics around the given parts."""
-    metrics = Metrics(settings.model_name, lambda: engine.stats, lambda: engine.alive)
-    return AppState(settings, engine, tokenizer, template, defaults or SamplingDefaults(), metrics)
+    """A state with fresh metrics and limits around the given parts. `keys` are read from the settings' files if absent."""
+    metrics = Metrics(settings.model_name, lambda: engine.stats, lambda: engine.alive, engine.info.max_batch)
+    limits = Limits(settings.max_concurrency, settings.key_concurrency, settings.key_rpm)
+    return AppState(
+        settings,
+        engine,
+        tokenizer,
+        template,
+        defaults or SamplingDefaults(),
+        metrics,
+        keys or KeyRing(settings.api_key_files),
+        RateLimiter(limits, settings.retry_after_s),
+    )

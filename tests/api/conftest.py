@@ -155,7 +155,12 @@ class LiveServer:
             settings = self._settings
             config = uvicorn.Config(
                 create_app(self.state),
-                http=http_protocol(settings.header_limit, settings.header_timeout_s),
+                http=http_protocol(
+                    settings.header_limit,
+                    settings.header_timeout_s,
+                    settings.send_timeout_s,
+                    self.state.metrics.count_malformed,
+                ),
                 lifespan="off",
                 log_config=None,
                 log_level="warning",
