@@ -189,7 +189,8 @@ async def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     p99 = {name: cases[name]["p99_us"]["median"] for name in ("loop_busy_small", "loop_busy_medium")}
     return {
         "what": "one token, engine process to coroutine of the server, uvloop, one token a millisecond",
-        "command": f"python -m graphrt.perf.bench_seam --tokens {arguments.tokens} --repeats {arguments.repeats} --retries {arguments.retries}",
+        "command": f"python -m graphrt.perf.bench_seam --tokens {arguments.tokens} --repeats {arguments.repeats} "
+        f"--retries {arguments.retries}",
         "machine": facts,
         "repeats": arguments.repeats,
         "tokens_per_repeat": arguments.tokens,
