@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from graphrt.cli import device
+from graphrt.cli import device, serve_flags
 from graphrt.cli.parser import integer, size
 
 MAX_CONTEXT = 1 << 30
@@ -28,11 +28,19 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument(
-        "--port", type=integer(0, 65535), default=8000, metavar="N", help="0 lets the kernel choose (default %(default)s)"
+        "--port",
+        type=integer(0, 65535),
+        default=8000,
+        metavar="N",
+        help="0 lets the kernel choose (default %(default)s)",
     )
     parser.add_argument("--device", choices=device.CHOICES, default="auto", help="where to run (default %(default)s)")
     parser.add_argument(
-        "--max-batch", type=integer(1, MAX_BATCH), default=8, metavar="N", help="sequences at once (default %(default)s)"
+        "--max-batch",
+        type=integer(1, MAX_BATCH),
+        default=8,
+        metavar="N",
+        help="sequences at once (default %(default)s)",
     )
     parser.add_argument(
         "--ctx", type=integer(1, MAX_CONTEXT), metavar="N", help="tokens a sequence may have (default: the model's)"
@@ -43,7 +51,10 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--kv-memory", type=size, metavar="SIZE", help="memory for the KV cache, such as 2GiB")
     parser.add_argument("--threads", type=integer(1, 1024), metavar="N", help="CPU threads (default: all cores)")
-    parser.add_argument("--served-model-name", metavar="NAME", help="what clients call the model (default: its directory)")
+    parser.add_argument(
+        "--served-model-name", metavar="NAME", help="what clients call the model (default: its directory)"
+    )
+    serve_flags.add(parser)
     parser.set_defaults(run=run)
 
 
@@ -71,5 +82,7 @@ def run(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
         served_model_name=args.served_model_name,
+        **serve_flags.settings_of(args),
     )
+    settings.check()
     return run_server(settings)

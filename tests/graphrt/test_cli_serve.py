@@ -94,3 +94,39 @@ def test_asking_for_cuda_fails_before_anything_is_fetched(
     assert cli.main(["serve", "--device", "cuda"]) == 1
     assert capsys.readouterr().err.startswith("graphrt serve: error: device cuda: no NVIDIA GPU;")
     assert not served and not list(tmp_path.iterdir())
+
+
+def test_flags_of_the_http_server(served: list[ServerSettings], tiny_model: Callable[..., Path]) -> None:
+    flags = (
+        "--api-key-file /k1 --api-key-file /k2 --max-concurrency 9 --max-concurrency-per-key 3"
+        " --requests-per-minute-per-key 60 --guard-metrics --cors-origin https://a.example --cors-origin *"
+        " --tls-cert /c.pem --tls-key /k.pem --request-timeout 30 --send-timeout 2.5 --drain-timeout 4"
+        " --log-level debug --log-json"
+    )
+    assert cli.main(["serve", str(tiny_model("llama")), *flags.split()]) == 0
+    [settings] = served
+    assert settings.api_key_files == (Path("/k1"), Path("/k2"))
+    assert (settings.max_concurrency, settings.key_concurrency, settings.key_rpm) == (9, 3, 60)
+    assert settings.guard_metrics and settings.cors_origins == ("https://a.example", "*")
+    assert (settings.tls_cert, settings.tls_key) == (Path("/c.pem"), Path("/k.pem"))
+    assert (settings.request_timeout_s, settings.send_timeout_s, settings.drain_timeout_s) == (30, 2.5, 4)
+    assert (settings.log_level, settings.log_json) == ("debug", True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--requests-per-minute-per-key 5", "give --api-key-file"),
+        ("--tls-cert /c.pem", "both --tls-cert and --tls-key"),
+        ("--cors-origin example.org", "'example.org': must be like https://example.org:8443"),
+    ],
+)
+def test_flags_that_do_not_fit_together(
+    served: list[ServerSettings],
+    tiny_model: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    flags: str,
+    said: str,
+) -> None:
+    assert cli.main(["serve", str(tiny_model("llama")), *flags.split()]) == 1
+    assert said in capsys.readouterr().err and not served
