@@ -110,25 +110,33 @@ def mixed(n: int, seed: int) -> list[Submit]:
     return made
 
 
+@pytest.fixture(scope="module")
+def alone(make_engine: Callable[..., Engine]) -> tuple[int, dict[int, Any]]:
+    """A seed, and what the engine says to each of `mixed(50, seed)` by itself."""
+    seed = int(np.random.default_rng().integers(1 << 30))
+    answers, engine = {}, make_engine(max_batch=1)
+    for r in mixed(50, seed):
+        script = run_alone(engine, r)
+        answers[r.id] = (script.tokens[r.id], script.logprobs[r.id], script.prompt_logprobs.get(r.id))
+    return seed, answers
+
+
 @pytest.mark.parametrize("run_ahead", [0, 1, 2])
 def test_options_do_not_depend_on_the_batch_nor_on_preemption(
-    make_engine: Callable[..., Engine], run_ahead: int
+    make_engine: Callable[..., Engine], alone: tuple[int, dict[int, Any]], run_ahead: int
 ) -> None:
-    seed = int(np.random.default_rng().integers(1 << 30))
-    alone, engine = {}, make_engine(max_batch=1)
-    for r in mixed(18, seed):
-        script = run_alone(engine, r)
-        alone[r.id] = (script.tokens[r.id], script.logprobs[r.id], script.prompt_logprobs.get(r.id))
-    block = engine.graphs.buffers.caches["kv"].nbytes // engine.info.num_blocks
+    seed, answers = alone
+    probe = make_engine()
+    block = probe.graphs.buffers.caches["kv"].nbytes // probe.info.num_blocks
     crowded, script = make_engine(max_batch=6, run_ahead=run_ahead, kv_bytes=10 * block), Script()
-    rng = np.random.default_rng(seed)
-    for r in mixed(18, seed):
+    rng = np.random.default_rng()
+    for r in mixed(50, seed):
         script.inbox.append(r)
         for _ in range(rng.integers(0, 6)):
             crowded.step(script)
     settle(crowded, script)
     assert crowded.scheduler.preemptions > 0
-    for i, want in alone.items():
+    for i, want in answers.items():
         assert (script.tokens[i], script.logprobs[i], script.prompt_logprobs.get(i)) == want
     nothing_left(crowded)
 
