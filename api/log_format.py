@@ -32,6 +32,23 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(_encodable(line)).decode()
 
 
+class LineLog:
+    """Turns what another program prints into records, one a line."""
+
+    def __init__(self, logger: str) -> None:
+        self._log = logging.getLogger(logger)
+        self._rest = ""
+
+    def write(self, text: str) -> None:
+        """A piece of its output; "" says that no more will come."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        if not text:
+            lines, self._rest = [self._rest], ""
+        for line in lines:
+            if line.strip():
+                self._log.info("%s", line.rstrip())
+
+
 def _encodable(line: dict[str, Any]) -> dict[str, Any]:
     return {k: v.encode(errors="replace").decode() if isinstance(v, str) else v for k, v in line.items()}
 

@@ -23,7 +23,7 @@ from graphrt.api.errors import ApiError
 from graphrt.api.example import base_url, curl_example
 from graphrt.api.http_protocol import http_protocol
 from graphrt.api.listen import bind, in_use, raise_open_files
-from graphrt.api.log_format import setup_logging
+from graphrt.api.log_format import LineLog, setup_logging
 from graphrt.api.ports import Engine, PromptTemplate, TextCodec
 from graphrt.api.settings import ServerSettings
 from graphrt.api.state import AppState, make_state
@@ -43,7 +43,10 @@ async def launch_engine(settings: ServerSettings) -> Engine:
     """The engine in a process of its own."""
     from graphrt.seam.client import EngineClient
 
-    return await EngineClient.launch(settings.engine, start_timeout_s=settings.start_timeout_s)
+    output = LineLog("graphrt.engine") if settings.log_json else None
+    return await EngineClient.launch(
+        settings.engine, start_timeout_s=settings.start_timeout_s, on_output=output.write if output else None
+    )
 
 
 def load_text(settings: ServerSettings) -> tuple[TextCodec, PromptTemplate, SamplingDefaults]:

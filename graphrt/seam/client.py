@@ -85,16 +85,20 @@ class EngineClient:
         start_timeout_s: float = 300.0,
         runner: str = DEFAULT_RUNNER,
         ring_bytes: int = DEFAULT_CAPACITY,
+        on_output: Callable[[str], None] | None = None,
     ) -> EngineClient:
         """Start an engine process and wait until it is ready.
 
         Raises `GraphrtError` with the engine's own message, or the end of its stderr, when it fails, dies or is not
         ready in time. The kernel ends the engine with the calling thread: call it on the loop's own thread.
-        `runner` names the function to run there: `module:function` or `file.py:function`.
+        `runner` names the function to run there: `module:function` or `file.py:function`. What the engine prints goes to
+        `on_output`, in pieces that need not be lines, or to this process's stderr.
         """
         client = cls(ring_bytes)
         try:
-            client._host = EngineProcess(config, runner, client._wires.engine_fds, client._loop, client._on_exit)
+            client._host = EngineProcess(
+                config, runner, client._wires.engine_fds, client._loop, client._on_exit, on_output
+            )
             return await client._start(start_timeout_s)
         except BaseException:
             await client._abort()

@@ -25,8 +25,8 @@ _TAIL_LINES = 20
 class EngineProcess:
     """A running engine. `on_exit(reason)` is called once, on the loop, after the process was reaped.
 
-    Its stdout and stderr come out on this process's stderr. It is killed by the kernel when the *thread* that made this
-    object ends, so make it on the event loop's own thread.
+    Its stdout and stderr come out on this process's stderr, or go piece by piece to `on_output`. It is killed by the
+    kernel when the *thread* that made this object ends, so make it on the event loop's own thread.
     """
 
     def __init__(
@@ -36,10 +36,12 @@ class EngineProcess:
         fds: WireFds,
         loop: asyncio.AbstractEventLoop,
         on_exit: Callable[[str], None],
+        on_output: Callable[[str], None] | None = None,
     ) -> None:
         boot = Boot(config, fds, os.getpid(), runner)
         self._loop = loop
         self._on_exit = on_exit
+        self._on_output = on_output or _to_stderr
         self._tail = bytearray()
         self._text = codecs.getincrementaldecoder("utf-8")("replace")
         self._pidfd = -1
@@ -123,10 +125,14 @@ class EngineProcess:
                 self._loop.remove_reader(self._output)
                 os.close(self._output)
                 self._output = -1
-            if sys.stderr is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    sys.stderr.write(self._text.decode(data, final=not data))
-                    sys.stderr.flush()
+            self._on_output(self._text.decode(data, final=not data))
+
+
+def _to_stderr(text: str) -> None:
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 def _safe_path() -> list[str]:
