@@ -12,6 +12,7 @@ from starlette.routing import Route
 from graphrt.api.auth_gate import Gate
 from graphrt.api.body import BodyTooLarge, on_body_too_large
 from graphrt.api.chat import ChatEndpoint
+from graphrt.api.completions import CompletionEndpoint
 from graphrt.api.cors import cors_middleware
 from graphrt.api.error_net import ErrorNet
 from graphrt.api.errors import error_response, on_http_exception
@@ -28,7 +29,11 @@ def create_app(state: AppState) -> Starlette:
         full = isinstance(error, RequestError) and error.status == 429
         return error_response(error, {"retry-after": str(state.settings.retry_after_s)} if full else None)
 
-    routes = [Route("/v1/chat/completions", ChatEndpoint(state), methods=["POST"]), *InfoRoutes(state).routes()]
+    routes = [
+        Route("/v1/chat/completions", ChatEndpoint(state), methods=["POST"]),
+        Route("/v1/completions", CompletionEndpoint(state), methods=["POST"]),
+        *InfoRoutes(state).routes(),
+    ]
     return Starlette(
         routes=routes,
         middleware=[

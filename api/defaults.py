@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from graphrt.jsonfile import Fields, read_json
-
-log = logging.getLogger("graphrt.api")
 
 
 @dataclass(frozen=True)
@@ -19,6 +16,7 @@ class SamplingDefaults:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 def load_sampling_defaults(model_dir: Path) -> SamplingDefaults:
@@ -27,12 +25,10 @@ def load_sampling_defaults(model_dir: Path) -> SamplingDefaults:
     if not path.exists():
         return SamplingDefaults()
     fields = Fields(read_json(path), str(path))
-    penalty = fields.number("repetition_penalty", 0.0, 1e6, 1.0)
-    if penalty != 1.0:
-        log.warning("%s: repetition_penalty %g is not applied: penalties are not supported", path, penalty)
     return SamplingDefaults(
         temperature=fields.number("temperature", 0.0, 100.0, 1.0),
         top_p=fields.number("top_p", 0.0, 1.0, 1.0),
         top_k=max(0, fields.integer("top_k", -1, 2**31 - 1, 0)),
         min_p=fields.number("min_p", 0.0, 1.0, 0.0),
+        repetition_penalty=fields.number("repetition_penalty", 0.001, 1000.0, 1.0),
     )

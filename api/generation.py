@@ -10,7 +10,9 @@ from graphrt.api.metrics import Metrics
 from graphrt.api.output_text import OutputText
 from graphrt.api.ports import TokenStream
 from graphrt.api.request_note import RequestNote
+from graphrt.api.token_trail import TokenText
 from graphrt.errors import EngineDead, RequestError
+from graphrt.seam.records import Logprob
 
 
 class Generation:
@@ -42,6 +44,7 @@ class Generation:
         self._closed = False
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = 0
+        self.prompt_logprobs: list[Logprob] = []
         live.add(self)
         note.begin(self)
 
@@ -54,6 +57,10 @@ class Generation:
     def completion_tokens(self) -> int:
         """Tokens generated so far, the end token included."""
         return self._text.tokens
+
+    def take_logprobs(self) -> list[TokenText]:
+        """The tokens whose text came out since the last call, where log-probabilities were asked for."""
+        return self._text.take_logprobs()
 
     async def step(self) -> str:
         """The next piece of text, maybe empty. Raises `RequestError` or `EngineDead` when the engine gives up on it."""
@@ -68,7 +75,9 @@ class Generation:
         self.cached_tokens = out.cached_tokens
         if out.tokens:
             self._clock(len(out.tokens))
-        piece = self._text.push(out.tokens, out.finish)
+        if out.prompt_logprobs:
+            self.prompt_logprobs += out.prompt_logprobs
+        piece = self._text.push(out.tokens, out.finish, out.logprobs)
         if self._text.finish:
             if not out.finish:
                 self._stream.cancel()  # a stop string, of which the engine knows nothing

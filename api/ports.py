@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-from graphrt.seam.records import EngineInfo, Sampling, Stats, TokenOut
+from graphrt.seam.records import NO_LOGPROBS, EngineInfo, Sampling, Stats, TokenOut
 
 
 class TokenStream(Protocol):
@@ -37,7 +37,18 @@ class Engine(Protocol):
     @property
     def death_reason(self) -> str: ...
 
-    def submit(self, tokens: list[int], sampling: Sampling, max_tokens: int, stop_ids: list[int]) -> TokenStream: ...
+    def submit(
+        self,
+        tokens: list[int],
+        sampling: Sampling,
+        max_tokens: int,
+        stop_ids: list[int],
+        *,
+        min_tokens: int = 0,
+        logit_bias: Sequence[tuple[int, float]] = (),
+        logprobs: int = NO_LOGPROBS,
+        prompt_logprobs: int = NO_LOGPROBS,
+    ) -> TokenStream: ...
 
     async def wait_dead(self) -> None: ...
 
@@ -45,9 +56,16 @@ class Engine(Protocol):
 
 
 class Detokenizer(Protocol):
-    """Turns ids into text piece by piece; the pieces together equal the text of all ids."""
+    """Turns ids into text piece by piece; the pieces together equal the text of all ids.
+
+    `push` is `take` of each id, the bytes that it adds to the text, and then `push_bytes` of them.
+    """
 
     def push(self, ids: Sequence[int]) -> str: ...
+
+    def take(self, token: int) -> bytes: ...
+
+    def push_bytes(self, data: bytes) -> str: ...
 
     def finish(self) -> str: ...
 
@@ -58,7 +76,20 @@ class TextCodec(Protocol):
     @property
     def eos_ids(self) -> Collection[int]: ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
+        """`add_special` adds what the tokenizer puts around a raw prompt."""
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """`special` spells the marks that are no text."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token, none of a special one."""
+
+    def is_special(self, token: int) -> bool:
+        """Whether the token is a mark that is no text."""
+
+    def spelling(self, token: int) -> str:
+        """How the vocabulary spells a token."""
 
     def detokenizer(self) -> Detokenizer: ...
 

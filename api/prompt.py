@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from graphrt.api.errors import ApiError
 from graphrt.api.ports import PromptTemplate, TextCodec
-from graphrt.api.request_schema import ChatRequest, ContentPart, Message
+from graphrt.api.request_schema import ContentPart, Message
+
+T = TypeVar("T")
 
 INLINE_CHARS = 2048  # about a millisecond of tokenizing; more of it would hold up every stream of the loop
 _RESERVED = frozenset({"self", "messages", "add_generation_prompt"})
+
+
+class ChatPrompt(Protocol):
+    """The fields of a request that make a chat's prompt."""
+
+    @property
+    def messages(self) -> list[Message]: ...
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+
+    @property
+    def continue_final_message(self) -> bool | None: ...
 
 
 def _text(parts: list[ContentPart], where: str) -> str:
@@ -58,23 +78,82 @@ def template_message(message: Message, where: str) -> dict[str, Any]:
     return out
 
 
-async def encode_chat(
-    request: ChatRequest, template: PromptTemplate, tokenizer: TextCodec, executor: Executor
-) -> list[int]:
-    """The prompt's token ids, computed in `executor` when it is long. `ApiError` or the template's `RequestError`."""
+def _opens_turn(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:
+    """Whether the template is to open the assistant's turn."""
+    if continue_final_message and add_generation_prompt:
+        raise ApiError(
+            "add_generation_prompt and continue_final_message contradict each other: a turn is either opened or continued",
+            param="continue_final_message",
+        )
+    return not continue_final_message if add_generation_prompt is None else add_generation_prompt
+
+
+def _continued(template: PromptTemplate, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+    """The conversation up to the end of its last message's text, without what the template writes behind it."""
+    mark = f"\ue000{secrets.token_hex(8)}\ue001"  # a text that is in no message
+    *before, last = messages
+    marked = {**last, "content": last["content"] + mark + " "}
+    text, found, rest = template.render([*before, marked], add_generation_prompt=False, **options).rpartition(mark)
+    if not found:
+        raise ApiError(
+            "continue_final_message: the chat template does not write the last message's content",
+            param="continue_final_message",
+        )
+    return text if rest.startswith(" ") else text.rstrip()  # a template that trims would have trimmed here
+
+
+def render_chat(request: ChatPrompt, template: PromptTemplate) -> Callable[[], str]:
+    """A function that writes the conversation, the request checked. `ApiError`; the function raises `RequestError`."""
     messages = [template_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
     options = request.chat_template_kwargs or {}
     for name in options:
         if name in _RESERVED:
             raise ApiError(f"chat_template_kwargs may not set {name}", param="chat_template_kwargs")
+    opens = _opens_turn(request.add_generation_prompt, request.continue_final_message)
+    if request.continue_final_message:
+        return lambda: _continued(template, messages, options)
+    return lambda: template.render(messages, add_generation_prompt=opens, **options)
+
+
+def _is_short(messages: list[Message]) -> bool:
+    """Whether it takes no thread of its own."""
+    chars = 0
+    for message in messages:
+        content = message.content or ""
+        chars += len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
+    return chars <= INLINE_CHARS and len(messages) <= 64
+
+
+async def encode_chat(
+    request: ChatPrompt,
+    template: PromptTemplate,
+    tokenizer: TextCodec,
+    executor: Executor,
+    add_special: bool = False,
+) -> list[int]:
+    """The prompt's token ids, computed in `executor` when it is long. `ApiError` or the template's `RequestError`."""
+    render = render_chat(request, template)
 
     def encode() -> list[int]:
-        return tokenizer.encode(template.render(messages, add_generation_prompt=True, **options))
+        return tokenizer.encode(render(), add_special=True) if add_special else tokenizer.encode(render())
 
-    if sum(len(message["content"]) for message in messages) <= INLINE_CHARS and len(messages) <= 64:
-        tokens = encode()
-    else:
-        tokens = await asyncio.get_running_loop().run_in_executor(executor, encode)
+    tokens = encode() if _is_short(request.messages) else await run(executor, encode)
     if not tokens:
         raise ApiError("messages give an empty prompt", param="messages")
     return tokens
+
+
+async def encode_texts(
+    texts: list[str], tokenizer: TextCodec, executor: Executor, add_special: bool
+) -> list[list[int]]:
+    """The token ids of raw texts, computed in `executor` when they are long."""
+
+    def encode() -> list[list[int]]:
+        return [tokenizer.encode(text, add_special=add_special) for text in texts]
+
+    return encode() if sum(map(len, texts)) <= INLINE_CHARS else await run(executor, encode)
+
+
+async def run(executor: Executor, work: Callable[[], T]) -> T:
+    """`work` in a thread of `executor`."""
+    return await asyncio.get_running_loop().run_in_executor(executor, work)

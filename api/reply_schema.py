@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -23,6 +23,41 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
+class TopLogprob(msgspec.Struct):
+    """A likely token. `bytes` are those of its text, of which `token` may show only escapes."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    """A token of the reply; the `bytes` of all together are its text."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """The tokens of a reply, or of what is new of it."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class PromptLogprob(msgspec.Struct):
+    """A token at a place of the prompt; the likeliest has rank 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
 class ReplyMessage(msgspec.Struct):
     """The whole reply of the model."""
 
@@ -37,7 +72,7 @@ class ChatChoice(msgspec.Struct):
     index: int
     message: ReplyMessage
     finish_reason: str
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletion(msgspec.Struct):
@@ -50,6 +85,7 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct):
@@ -65,7 +101,7 @@ class ChunkChoice(msgspec.Struct):
     index: int
     delta: Delta
     finish_reason: str | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatChunk(msgspec.Struct):
@@ -76,6 +112,37 @@ class ChatChunk(msgspec.Struct):
     created: int
     model: str
     choices: list[ChunkChoice]
+    system_fingerprint: str
+    usage: Usage | UnsetType | None = UNSET
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """One entry a token in each list. `text_offset` counts characters of the choice's text."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(msgspec.Struct):
+    """One reply, or what is new of it; `finish_reason` is null in all chunks of a stream but its last."""
+
+    index: int
+    text: str
+    finish_reason: str | None = None
+    logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct):
+    """The body of a completion, and each event of a streamed one."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
 
@@ -104,8 +171,20 @@ class Health(msgspec.Struct):
     reason: str = ""
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+class Counts(Protocol):
+    """Something that counts tokens."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def completion_tokens(self) -> int: ...
+
+    @property
+    def cached_tokens(self) -> int: ...
+
+
+def usage_of(counts: Counts) -> Usage:
     """The sums of one request."""
-    return Usage(
-        prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
-    )
+    prompt, completion = counts.prompt_tokens, counts.completion_tokens
+    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(counts.cached_tokens))

@@ -18,13 +18,14 @@ import pytest
 import uvicorn
 import uvloop
 
+from graphrt.admission import check_submit
 from graphrt.api.app import create_app
 from graphrt.api.http_protocol import http_protocol
 from graphrt.api.settings import ServerSettings
 from graphrt.api.state import AppState, make_state
 from graphrt.engine_config import EngineConfig
 from graphrt.errors import EngineDead
-from graphrt.seam.records import EngineInfo, Sampling, Stats, Submit, TokenOut
+from graphrt.seam.records import EngineInfo, Logprob, Sampling, Stats, Submit, TokenOut
 
 T = TypeVar("T")
 EOS = 256
@@ -50,10 +51,16 @@ class FakeStream:
         self.cancelled = asyncio.Event()
         self._queue: asyncio.Queue[TokenOut | Exception] = asyncio.Queue()
         self._over = False
+        self._first = True
 
     def put(self, text: str | bytes | list[int], finish: str = "", cached: int = 0) -> None:
         tokens = text if isinstance(text, list) else list(text.encode() if isinstance(text, str) else text)
-        self._queue.put_nowait(TokenOut(self.request.id, tokens, finish, cached))
+        logprobs = [fake_logprob(t, self.request.logprobs) for t in tokens] if self.request.logprobs >= 0 else []
+        prompt: list[Logprob] = []
+        if self._first and tokens and self.request.prompt_logprobs >= 0:
+            prompt = [fake_logprob(t, self.request.prompt_logprobs) for t in self.request.tokens[1:]]
+        self._first &= not tokens
+        self._queue.put_nowait(TokenOut(self.request.id, tokens, finish, cached, logprobs, prompt))
 
     def fail(self, error: Exception) -> None:
         self._queue.put_nowait(error)
@@ -76,6 +83,13 @@ class FakeStream:
             self.cancelled.set()
             self.engine.cancelled.append(self.request.id)
             self.put([], "cancelled")
+
+
+def fake_logprob(token: int, top: int) -> Logprob:
+    """The token itself is the second best, behind "a" or, for that, "b"."""
+    other = ord("b") if token == ord("a") else ord("a")
+    best = [(other, -0.25), (token, -1.5 - token / 1024), *((i, -10.0 - i) for i in range(48, 58))]
+    return Logprob(token, best[1][1], 2, best[:top])
 
 
 Script = Callable[[FakeStream], Awaitable[None]]
@@ -103,10 +117,13 @@ class FakeEngine:
         self._tasks: set[asyncio.Future[None]] = set()
         self._dead = asyncio.Event()
 
-    def submit(self, tokens: list[int], sampling: Sampling, max_tokens: int, stop_ids: list[int]) -> FakeStream:
+    def submit(
+        self, tokens: list[int], sampling: Sampling, max_tokens: int, stop_ids: list[int], **options: Any
+    ) -> FakeStream:
         if not self.alive:
             raise EngineDead(self.death_reason)
-        request = Submit(len(self.requests), tokens, sampling, max_tokens, stop_ids)
+        request = Submit(len(self.requests), tokens, sampling, max_tokens, stop_ids, **options)
+        check_submit(request, self.info)  # a request that the real engine refuses is a fault of the server's checks
         self.requests.append(request)
         stream = FakeStream(self, request)
         self.streams.append(stream)

@@ -22,7 +22,7 @@ from graphrt.seam.client import EngineClient
 from graphrt.seam.endpoint import EngineEndpoint
 from graphrt.seam.records import Cancel, Drain, EngineInfo, Output, Refused, Stats, Submit, TokenOut
 
-EOS = 256
+EOS, BOS = 256, 257
 VOCAB = 258
 STEP_S = 0.002
 
@@ -32,23 +32,42 @@ class ByteDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Sequence[int]) -> str:
-        return self._decoder.decode(bytes(i for i in ids if i < 256))
+        return self.push_bytes(b"".join(map(self.take, ids)))
+
+    def take(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+    def push_bytes(self, data: bytes) -> str:
+        return self._decoder.decode(data)
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
 
 
 class ByteTokenizer:
-    """One token a byte of UTF-8; 256 ends a sequence."""
+    """One token a byte of UTF-8; 256 ends a sequence, 257 opens a raw prompt."""
 
     eos_ids = (EOS,)
 
     def __init__(self) -> None:
         self.threads: list[str] = []  # in which each call ran
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
         self.threads.append(threading.current_thread().name)
-        return list(text.encode())
+        return [*([BOS] if add_special else []), *text.encode()]
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        parts = (self.spelling(i).encode() if special and self.is_special(i) else self.token_bytes(i) for i in ids)
+        return b"".join(parts).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if 0 <= token < 256 else b""
+
+    def is_special(self, token: int) -> bool:
+        return token in (EOS, BOS)
+
+    def spelling(self, token: int) -> str:
+        return {EOS: "<eos>", BOS: "<bos>"}.get(token) or bytes([token]).decode("latin-1")
 
     def detokenizer(self) -> ByteDetokenizer:
         return ByteDetokenizer()
@@ -61,7 +80,8 @@ class LineTemplate:
         if any("tools are not known" in message["content"] for message in messages):
             raise RequestError("the chat template refused: tools are not known")
         lines = [f"{message['role']}: {message['content']}" for message in messages]
-        return "\n".join([*lines, *(f"{k}={v}" for k, v in kwargs.items()), "assistant:"])
+        opening = ["assistant:"] if add_generation_prompt else []
+        return "\n".join([*lines, *(f"{k}={v}" for k, v in kwargs.items()), *opening])
 
 
 class ScriptedEngine:

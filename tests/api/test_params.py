@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,18 @@ import pytest
 
 from graphrt.api.defaults import SamplingDefaults, load_sampling_defaults
 from graphrt.api.errors import ApiError
-from graphrt.api.params import output_budget, sampling_of, stop_ids, stop_strings
+from graphrt.api.params import (
+    chat_logprobs,
+    choice_seed,
+    choices,
+    logit_bias,
+    min_tokens,
+    output_budget,
+    prompt_logprobs,
+    sampling_of,
+    stop_ids,
+    stop_strings,
+)
 from graphrt.api.request_schema import ChatRequest, Message
 from graphrt.api.unbuilt import refuse_unbuilt
 from graphrt.errors import ModelError
@@ -62,14 +74,74 @@ def test_stop_strings() -> None:
         assert caught.value.param == "stop"
 
 
-def test_stop_ids_join_the_models_own() -> None:
+def test_stop_ids_come_before_the_models_own() -> None:
     assert stop_ids(request(), {7, 2}, 100) == [2, 7]
-    assert stop_ids(request(stop_token_ids=[9, 2]), [2, 7], 100) == [2, 7, 9]
+    assert stop_ids(request(stop_token_ids=[9, 2]), [2, 7], 100) == [9, 2, 7]
     assert stop_ids(request(ignore_eos=True, stop_token_ids=[9]), [2, 7], 100) == [9]
-    for bad in ([100], [-1], list(range(10, 17))):
+    for bad in ([100], [-1]):
         with pytest.raises(ApiError) as caught:
             stop_ids(request(stop_token_ids=bad), [2, 7], 100)
         assert caught.value.param == "stop_token_ids"
+
+
+def test_penalties() -> None:
+    given = sampling_of(request(seed=1, presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=1.3), PLAIN)
+    assert (given.presence_penalty, given.frequency_penalty, given.repetition_penalty) == (-2.0, 2.0, 1.3)
+    defaults = SamplingDefaults(repetition_penalty=1.1)
+    assert sampling_of(request(), defaults).repetition_penalty == 1.1
+    assert sampling_of(request(repetition_penalty=1.0), defaults).repetition_penalty == 1.0
+
+
+def test_seeds_of_several_replies() -> None:
+    seeds = [choice_seed(5, i) for i in range(128)]
+    assert seeds[0] == 5 and len(set(seeds)) == 128 and all(0 <= seed < 2**64 for seed in seeds)
+    assert seeds[1] == choice_seed(5, 1) != choice_seed(6, 1)
+    assert choice_seed(2**64 - 1, 1) != choice_seed(0, 1)
+
+
+def test_logit_bias() -> None:
+    assert logit_bias(request(), 100) == []
+    given = {"7": -100.0, "0": 100.0, "99": -99.5}
+    assert logit_bias(request(logit_bias=given), 100) == [(7, -math.inf), (0, 100.0), (99, -99.5)]
+    for bad in (
+        {"100": 1.0},
+        {"-1": 1.0},
+        {"x": 1.0},
+        {"": 1.0},
+        {"1.0": 1.0},
+        {"9" * 5000: 1.0},
+        {"٣": 1.0},
+        {"5": 100.5},
+        {"5": -101.0},
+    ):
+        with pytest.raises(ApiError) as caught:
+            logit_bias(request(logit_bias=bad), 100)
+        assert caught.value.param == "logit_bias" and len(str(caught.value)) < 150
+
+
+def test_logprobs_and_their_number() -> None:
+    assert [chat_logprobs(*given) for given in ((None, None), (False, 0), (True, None), (True, 20))] == [-1, -1, 0, 20]
+    for given in ((None, 1), (False, 3)):
+        with pytest.raises(ApiError, match="logprobs true") as caught:
+            chat_logprobs(*given)
+        assert caught.value.param == "top_logprobs"
+    assert prompt_logprobs(request(prompt_logprobs=0)) == 0
+    with pytest.raises(ApiError) as caught:
+        prompt_logprobs(request(prompt_logprobs=0, stream=True))
+    assert caught.value.param == "prompt_logprobs"
+
+
+def test_the_least_length_is_within_the_most() -> None:
+    assert [min_tokens(request(min_tokens=given), 5) for given in (None, 0, 5)] == [0, 0, 5]
+    with pytest.raises(ApiError, match=r"6.*at most 5"):
+        min_tokens(request(min_tokens=6), 5)
+
+
+def test_no_more_replies_than_the_queue_takes() -> None:
+    assert choices(request(), 20, 20) == 1 and choices(request(n=5), 4, 20) == 5
+    for n, prompts in ((21, 1), (7, 3), (1, 21)):
+        with pytest.raises(ApiError, match="at most 20"):
+            choices(request(n=n), prompts, 20)
 
 
 def test_the_reply_gets_the_room_that_the_prompt_leaves() -> None:
@@ -86,10 +158,6 @@ def test_the_reply_gets_the_room_that_the_prompt_leaves() -> None:
 @pytest.mark.parametrize(
     ("field", "bad", "good"),
     [
-        ("n", 2, 1),
-        ("logprobs", True, False),
-        ("top_logprobs", 3, 0),
-        ("prompt_logprobs", 1, None),
         ("tools", [{"type": "function"}], []),
         ("tool_choice", "required", "none"),
         ("tool_choice", {"type": "function"}, "auto"),
@@ -98,14 +166,6 @@ def test_the_reply_gets_the_room_that_the_prompt_leaves() -> None:
         ("response_format", {"type": "json_object"}, {"type": "text"}),
         ("response_format", {}, None),
         ("modalities", ["text", "audio"], ["text"]),
-        ("logit_bias", {"5": 1.0}, {}),
-        ("presence_penalty", 0.5, 0.0),
-        ("frequency_penalty", -0.5, 0.0),
-        ("repetition_penalty", 1.1, 1.0),
-        ("min_tokens", 3, 0),
-        ("include_stop_str_in_output", True, False),
-        ("add_generation_prompt", False, True),
-        ("continue_final_message", True, False),
     ],
 )
 def test_a_field_not_built_is_refused_by_name(field: str, bad: Any, good: Any) -> None:
@@ -116,14 +176,13 @@ def test_a_field_not_built_is_refused_by_name(field: str, bad: Any, good: Any) -
     assert len(str(caught.value)) < 250
 
 
-def test_defaults_come_from_generation_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_defaults_come_from_generation_config(tmp_path: Path) -> None:
     assert load_sampling_defaults(tmp_path) == PLAIN
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps({"temperature": 0.6, "top_p": 0.95, "top_k": 20, "eos_token_id": [1, 2]}))
     assert load_sampling_defaults(tmp_path) == SamplingDefaults(0.6, 0.95, 20, 0.0)
     path.write_text(json.dumps({"temperature": None, "top_k": -1, "repetition_penalty": 1.1}))
-    assert load_sampling_defaults(tmp_path) == PLAIN
-    assert "repetition_penalty 1.1 is not applied" in caplog.text
+    assert load_sampling_defaults(tmp_path) == SamplingDefaults(repetition_penalty=1.1)
     path.write_text(json.dumps({"top_p": 3}))
     with pytest.raises(ModelError, match="top_p is 3"):
         load_sampling_defaults(tmp_path)

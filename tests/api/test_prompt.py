@@ -65,3 +65,33 @@ def test_a_long_prompt_is_encoded_in_a_thread(byte_tokenizer: Any, line_template
     encode(byte_tokenizer, line_template, [Message("user", "x" * (INLINE_CHARS + 1))])
     encode(byte_tokenizer, line_template, [Message("user", "x")] * 100)
     assert [name.startswith("encode") for name in byte_tokenizer.threads] == [False, True, True]
+
+
+def test_a_turn_is_opened_left_or_continued(byte_tokenizer: Any, line_template: Any) -> None:
+    messages = [Message("user", "a"), Message("assistant", "b and ")]
+    assert encode(byte_tokenizer, line_template, messages, add_generation_prompt=False) == "user: a\nassistant: b and "
+    for given in (None, False):
+        fields = {"continue_final_message": True, "add_generation_prompt": given, "chat_template_kwargs": {"k": 1}}
+        assert encode(byte_tokenizer, line_template, messages, **fields) == "user: a\nassistant: b and "
+    with pytest.raises(ApiError, match="contradict") as caught:
+        encode(byte_tokenizer, line_template, messages, continue_final_message=True, add_generation_prompt=True)
+    assert caught.value.param == "continue_final_message"
+
+
+class TrimmingTemplate:
+    def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **kwargs: Any) -> str:
+        return "".join(f"<{message['role']}>{message['content'].strip()}<end>" for message in messages)
+
+
+class MuteTemplate:
+    def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **kwargs: Any) -> str:
+        return "nothing of it"
+
+
+def test_a_continued_message_as_the_template_writes_it(byte_tokenizer: Any) -> None:
+    messages = [Message("user", "a"), Message("assistant", " the end ")]
+    given = encode(byte_tokenizer, TrimmingTemplate(), messages, continue_final_message=True)
+    assert given == "<user>a<end><assistant>the end"
+    with pytest.raises(ApiError, match="does not write") as caught:
+        encode(byte_tokenizer, MuteTemplate(), messages, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"

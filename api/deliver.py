@@ -1,0 +1,72 @@
+"""From the pieces of all replies to the response: one body, or events as they come."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from graphrt.api import sse
+from graphrt.api.choices import Choices, Piece
+from graphrt.api.errors import describe
+from graphrt.errors import EngineDead, RequestError
+
+log = logging.getLogger("graphrt.api")
+
+
+class Writer(Protocol):
+    """Writes the JSON of an endpoint's replies."""
+
+    def opening(self, index: int) -> bytes:
+        """The event that begins reply `index`; called when its first piece is there."""
+
+    def events(self, piece: Piece) -> bytes:
+        """The events of a piece."""
+
+    def closing(self) -> bytes:
+        """The events behind the last piece of all."""
+
+    def whole(self, replies: list[Piece]) -> bytes:
+        """The body of a response that is not streamed; each reply is one piece."""
+
+
+async def deliver_whole(choices: Choices, writer: Writer, scope: Scope, receive: Receive, send: Send) -> None:
+    """Wait for everything, then answer. Errors are raised."""
+    texts: list[list[str]] = [[] for _ in choices.generations]
+    whole = [Piece(index, "", [], "") for index in range(len(texts))]
+    while pieces := await choices.next():
+        for piece in pieces:
+            texts[piece.index].append(piece.text)
+            whole[piece.index].logprobs += piece.logprobs
+            whole[piece.index].finish = piece.finish
+    for piece, parts in zip(whole, texts, strict=True):
+        piece.text = "".join(parts)
+    await Response(writer.whole(whole), media_type="application/json")(scope, receive, send)
+
+
+async def deliver_stream(choices: Choices, writer: Writer, send: Send) -> None:
+    """Answer piece by piece. Errors before the first piece are raised, later ones are the stream's last event."""
+    pieces = await choices.next()  # until here an error still has an HTTP status of its own
+    await send(sse.stream_start())
+    begun: set[int] = set()
+    body = b""
+    try:
+        while pieces:
+            for piece in pieces:
+                if piece.index not in begun:
+                    begun.add(piece.index)
+                    body += writer.opening(piece.index)
+                body += writer.events(piece)
+            if body:
+                await send(sse.stream_part(body))
+                body = b""
+            pieces = await choices.next()
+        body = writer.closing()
+    except (RequestError, EngineDead) as error:
+        body += sse.raw_event(describe(error)[1])
+    except Exception as error:
+        log.exception("a stream broke")
+        body += sse.raw_event(describe(error)[1])
+    await send(sse.stream_part(body, more=False))
