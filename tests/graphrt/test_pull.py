@@ -206,6 +206,16 @@ def test_a_catalog_name(home: Path, tiny: CatalogModel, monkeypatch: pytest.Monk
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
 
 
+def test_advised_sampling_reaches_the_model_directory(
+    home: Path, tiny: CatalogModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = json.loads((pull(tiny.name, home / "plain", console=quiet()) / "generation_config.json").read_text())
+    advised = {"temperature": 0.2, "top_p": 0.9}
+    monkeypatch.setitem(CATALOG, tiny.name, dataclasses.replace(tiny, sampling=advised))
+    folder = pull(tiny.name, home / "advised", console=quiet())
+    assert json.loads((folder / "generation_config.json").read_text()) == plain | advised | {"do_sample": True}
+
+
 def test_progress_is_shown_on_a_terminal_only(home: Path, tiny: CatalogModel, tmp_path: Path) -> None:
     said = []
     for i, terminal in enumerate((True, False)):
