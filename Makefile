@@ -11,7 +11,7 @@ STALE := stale
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve doctor test lint clean stale
+.PHONY: help install serve doctor test lint bench clean stale
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -30,6 +30,10 @@ test: lint  ## lint, then every test that this machine can run [ARGS="-k name"]
 lint: .venv/.dev  ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+
+bench: .venv/.dev  ## speed beside transformers, and the seam's latency, into perf/results (minutes; wants a quiet machine)
+	@$(BIN)/python -m graphrt.perf.bench_cpu --out perf/results/cpu-smollm2.json
+	@$(BIN)/python -m graphrt.perf.bench_seam --out perf/results/seam.json
 
 install: .venv/.base  ## only make .venv and install graphrt there [PYTHON=python3.12] [CUDA=0]
 	@echo "graphrt is installed: $(BIN)/graphrt --help"
