@@ -180,6 +180,12 @@ def main(argv: list[str]) -> int:
         name, _, value = word.partition("=")
         if name == "model":
             model = value
+        elif name in ("tls_cert", "tls_key"):
+            options[name] = Path(value)
+        elif name == "api_key_files":
+            options[name] = (Path(value),)
+        elif name == "log_json":
+            options[name] = True
         else:
             options[name] = float(value)
     try:

@@ -35,7 +35,7 @@ def test_whoever_waits_as_told_passes_and_nobody_sooner(rpm: int) -> None:
             passed += 1
         elif draw.random() < 0.5:
             clock += wait * 0.99
-            assert bucket.wait_s(clock) > 0 or wait < 1e-6
+            assert bucket.wait_s(clock) > 0 or wait < 1e-3
         else:
             clock += wait
             assert bucket.wait_s(clock) == 0
