@@ -51,7 +51,7 @@ class CompletionReply:
     def events(self, piece: Piece) -> bytes:
         """Text, if there is any, and the end."""
         text = "" if self._silent else piece.text
-        finish = piece.finish or None
+        finish = self._finish(piece)
         tokens = self._tokens() if piece.logprobs and not self._silent else None
         if tokens is not None:
             tokens.add(piece.logprobs, self._offset(piece.index))
@@ -76,11 +76,14 @@ class CompletionReply:
             text = self._texts[self._prompt(reply.index)] + text
         if tokens is not None and not self._silent:
             tokens.add(reply.logprobs, self._offset(reply.index))
-        choice = self._choice(reply.index, text, reply.finish, tokens)
+        choice = self._choice(reply.index, text, self._finish(reply), tokens)
         if self._prompt_logprobs is not None:
             scored = self._choices.first(self._prompt(reply.index)).prompt_logprobs
             choice.prompt_logprobs = prompt_logprobs(self._tokenizer, scored, self._prompt_logprobs)
         return choice
+
+    def _finish(self, piece: Piece) -> str | None:
+        return ("length" if self._silent else piece.finish) if piece.finish else None
 
     def _prompt(self, index: int) -> int:
         return index // self._choices.n
