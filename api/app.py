@@ -14,11 +14,13 @@ from graphrt.api.body import BodyTooLarge, on_body_too_large
 from graphrt.api.chat import ChatEndpoint
 from graphrt.api.completions import CompletionEndpoint
 from graphrt.api.cors import cors_middleware
+from graphrt.api.debug_routes import DebugRoutes
 from graphrt.api.error_net import ErrorNet
 from graphrt.api.errors import error_response, on_http_exception
 from graphrt.api.info_routes import InfoRoutes
 from graphrt.api.request_log import RequestLog
 from graphrt.api.state import AppState
+from graphrt.api.tokenize import TokenizeRoutes
 from graphrt.errors import EngineDead, RequestError
 
 
@@ -32,6 +34,8 @@ def create_app(state: AppState) -> Starlette:
     routes = [
         Route("/v1/chat/completions", ChatEndpoint(state), methods=["POST"]),
         Route("/v1/completions", CompletionEndpoint(state), methods=["POST"]),
+        *TokenizeRoutes(state).routes(),
+        *DebugRoutes(state).routes(),
         *InfoRoutes(state).routes(),
     ]
     return Starlette(

@@ -11,7 +11,7 @@ from graphrt.api.choices import Choices
 from graphrt.api.deliver import Writer
 from graphrt.api.errors import ApiError
 from graphrt.api.generate import GenerateEndpoint
-from graphrt.api.prompt import encode_chat
+from graphrt.api.prompt import Conversation, encode_chat
 from graphrt.api.request_schema import ChatRequest
 from graphrt.api.state import AppState
 
@@ -28,7 +28,13 @@ class ChatEndpoint(GenerateEndpoint[ChatRequest]):
         logprobs = params.chat_logprobs(request.logprobs, request.top_logprobs)
         scored = params.prompt_logprobs(request)
         asked, field = _asked_tokens(request)
-        tokens = await encode_chat(request, state.template, state.tokenizer, state.encoders)
+        chat = Conversation(
+            request.messages,
+            request.chat_template_kwargs,
+            request.add_generation_prompt,
+            request.continue_final_message,
+        )
+        tokens = await encode_chat(chat, state.template, state.tokenizer, state.encoders)
         budget = params.output_budget(asked, field, "messages", len(tokens), state.engine.info.context)
         return [make_ask(request, state, tokens, budget, logprobs, scored)]
 

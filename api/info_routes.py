@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
@@ -10,7 +12,7 @@ from starlette.routing import Route
 
 from graphrt import __version__
 from graphrt.api.example import curl_example
-from graphrt.api.reply_schema import Health, ModelCard, ModelList
+from graphrt.api.reply_schema import Health, ModelCard, ModelList, Version
 from graphrt.api.state import AppState
 
 
@@ -29,6 +31,8 @@ class InfoRoutes:
         return [
             Route("/", self.front),
             Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/version", self.version),
             Route("/metrics", self.metrics),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
@@ -49,11 +53,22 @@ class InfoRoutes:
 
     async def health(self, request: Request) -> Response:
         """200 while requests are taken, 503 with the reason otherwise."""
+        return self._status("ok")
+
+    async def ready(self, request: Request) -> Response:
+        """The same for balancers: whether to send requests here."""
+        return self._status("ready")
+
+    def _status(self, good: Literal["ok", "ready"]) -> Response:
         if not self._state.engine.alive:
             return _json(Health("dead", self._state.engine.death_reason), 503)
         if self._state.draining:
             return _json(Health("draining", "the server is shutting down"), 503)
-        return _json(Health("ok"))
+        return _json(Health(good))
+
+    async def version(self, request: Request) -> Response:
+        """Of the server."""
+        return _json(Version(__version__))
 
     async def metrics(self, request: Request) -> Response:
         """All numbers in Prometheus' text format."""
@@ -69,6 +84,7 @@ class InfoRoutes:
             f"model    {state.settings.model_name} ({info.architecture}) on {info.device}\n"
             f"context  {info.context} tokens, {info.max_batch} sequences at once\n"
             f"base url for OpenAI clients: {url}/v1\n"
-            "paths    /v1/chat/completions  /v1/models  /health  /metrics\n\n"
+            "paths    /v1/chat/completions  /v1/completions  /v1/models  /tokenize  /detokenize\n"
+            "         /health  /ready  /version  /metrics  /debug/steps  /docs  /openapi.json\n\n"
             f"{curl_example(url, state.settings.model_name, state.keys.required)}\n"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from graphrt.seam.records import NO_LOGPROBS, EngineInfo, Sampling, Stats, TokenOut
 
@@ -20,6 +20,36 @@ class TokenStream(Protocol):
 
     def cancel(self) -> None:
         """Drop the request in the engine; may be called at any time and more than once."""
+
+
+class StepTrace(Protocol):
+    """One step of the engine: `kind` is "decode", "prefill" or another, `batch` the captured size, `rows` those in use."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def ms(self) -> float: ...
+
+    @property
+    def host_us(self) -> float: ...
+
+
+@runtime_checkable
+class StepLog(Protocol):
+    """An engine that remembers its last steps."""
+
+    async def step_log(self, n: int) -> Sequence[StepTrace]:
+        """The last `n` steps at most, newest last. Raises `EngineDead`."""
 
 
 class Engine(Protocol):

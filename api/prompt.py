@@ -6,7 +6,8 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,20 +21,14 @@ INLINE_CHARS = 2048  # about a millisecond of tokenizing; more of it would hold 
 _RESERVED = frozenset({"self", "messages", "add_generation_prompt"})
 
 
-class ChatPrompt(Protocol):
+@dataclass(frozen=True)
+class Conversation:
     """The fields of a request that make a chat's prompt."""
 
-    @property
-    def messages(self) -> list[Message]: ...
-
-    @property
-    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
-
-    @property
-    def add_generation_prompt(self) -> bool | None: ...
-
-    @property
-    def continue_final_message(self) -> bool | None: ...
+    messages: list[Message]
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 def _text(parts: list[ContentPart], where: str) -> str:
@@ -102,15 +97,15 @@ def _continued(template: PromptTemplate, messages: list[dict[str, Any]], options
     return text if rest.startswith(" ") else text.rstrip()  # a template that trims would have trimmed here
 
 
-def render_chat(request: ChatPrompt, template: PromptTemplate) -> Callable[[], str]:
-    """A function that writes the conversation, the request checked. `ApiError`; the function raises `RequestError`."""
-    messages = [template_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
-    options = request.chat_template_kwargs or {}
+def render_chat(chat: Conversation, template: PromptTemplate) -> Callable[[], str]:
+    """A function that writes the conversation, its options checked. `ApiError`; the function raises `RequestError`."""
+    messages = [template_message(message, f"messages[{i}]") for i, message in enumerate(chat.messages)]
+    options = chat.chat_template_kwargs or {}
     for name in options:
         if name in _RESERVED:
             raise ApiError(f"chat_template_kwargs may not set {name}", param="chat_template_kwargs")
-    opens = _opens_turn(request.add_generation_prompt, request.continue_final_message)
-    if request.continue_final_message:
+    opens = _opens_turn(chat.add_generation_prompt, chat.continue_final_message)
+    if chat.continue_final_message:
         return lambda: _continued(template, messages, options)
     return lambda: template.render(messages, add_generation_prompt=opens, **options)
 
@@ -125,19 +120,19 @@ def _is_short(messages: list[Message]) -> bool:
 
 
 async def encode_chat(
-    request: ChatPrompt,
+    chat: Conversation,
     template: PromptTemplate,
     tokenizer: TextCodec,
     executor: Executor,
     add_special: bool = False,
 ) -> list[int]:
     """The prompt's token ids, computed in `executor` when it is long. `ApiError` or the template's `RequestError`."""
-    render = render_chat(request, template)
+    render = render_chat(chat, template)
 
     def encode() -> list[int]:
         return tokenizer.encode(render(), add_special=True) if add_special else tokenizer.encode(render())
 
-    tokens = encode() if _is_short(request.messages) else await run(executor, encode)
+    tokens = encode() if _is_short(chat.messages) else await run(executor, encode)
     if not tokens:
         raise ApiError("messages give an empty prompt", param="messages")
     return tokens

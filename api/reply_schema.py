@@ -165,10 +165,35 @@ class ModelList(msgspec.Struct):
 
 
 class Health(msgspec.Struct):
-    """`status` is "ok", "draining" or "dead"."""
+    """`status` is "ok" or "ready", else "draining" or "dead" with the reason."""
 
-    status: Literal["ok", "draining", "dead"]
+    status: Literal["ok", "ready", "draining", "dead"]
     reason: str = ""
+
+
+class Version(msgspec.Struct):
+    """Of the server."""
+
+    version: str
+
+
+class StepEntry(msgspec.Struct):
+    """One step of the engine. `batch` is the size that its graph was captured for, `rows` how many of it were in use;
+    `ms` is the step's wall time, `host_us` the engine's CPU time outside waits and the step itself.
+    """
+
+    step: int
+    kind: str
+    batch: int
+    rows: int
+    ms: float
+    host_us: float
+
+
+class StepList(msgspec.Struct):
+    """The last steps, newest last."""
+
+    steps: list[StepEntry]
 
 
 class Counts(Protocol):

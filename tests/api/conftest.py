@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -102,6 +103,16 @@ async def say_hello(stream: FakeStream) -> None:
     stream.put([EOS], "stop", 3)
 
 
+@dataclass
+class Step:
+    step: int
+    kind: str
+    batch: int
+    rows: int
+    ms: float
+    host_us: float
+
+
 class FakeEngine:
     """Follows `script` for each request; remembers what it was asked."""
 
@@ -131,6 +142,10 @@ class FakeEngine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return stream
+
+    async def step_log(self, n: int) -> list[Step]:
+        steps = [Step(i, "prefill" if i < 2 else "decode", 8, i % 8 + 1, 1.5, 20.0 + i) for i in range(5)]
+        return steps[-n:]
 
     def die(self, reason: str) -> None:
         self.alive = False
@@ -269,3 +284,9 @@ def line_template() -> Any:
 def scripted() -> ModuleType:
     """The module scripted.py."""
     return SCRIPTED
+
+
+@pytest.fixture(scope="session")
+def raw() -> ModuleType:
+    """The module raw_http.py."""
+    return _load_sibling("raw_http")

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from graphrt.api.errors import ApiError
-from graphrt.api.prompt import INLINE_CHARS, encode_chat, template_message
-from graphrt.api.request_schema import ChatRequest, ContentPart, Message
+from graphrt.api.prompt import INLINE_CHARS, Conversation, encode_chat, template_message
+from graphrt.api.request_schema import ContentPart, Message
 
 
 def encode(tokenizer: Any, template: Any, messages: list[Message], **fields: Any) -> str:
     with ThreadPoolExecutor(1, "encode") as pool:
-        request = ChatRequest(model="m", messages=messages, **fields)
-        return bytes(asyncio.run(encode_chat(request, template, tokenizer, pool))).decode()
+        chat = Conversation(messages, **fields)
+        return bytes(asyncio.run(encode_chat(chat, template, tokenizer, pool))).decode()
 
 
 def test_roles_and_parts(byte_tokenizer: Any, line_template: Any) -> None:
