@@ -112,10 +112,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
     model_dir, threads = find_model(args.model), len(os.sched_getaffinity(0))
-    bandwidth = read_bandwidth(threads)
     engine = build_engine(EngineConfig(str(model_dir), max_batch=max(BATCHES), context=1024))
     result = measure(engine, Peer(model_dir, threads), args.rounds)
     step_bytes = weight_bytes(engine.graphs.ops, model_dir)
+    bandwidth = read_bandwidth(threads, step_bytes)
     one = result["decode"][0]["ms"]["graphrt"]["median"]
     result |= {
         "model": model_dir.name,
