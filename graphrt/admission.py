@@ -29,8 +29,8 @@ def check_submit(r: Submit, info: EngineInfo) -> None:
     if r.logit_bias:
         _tokens("logit_bias", [t for t, _ in r.logit_bias], info.vocab_size)
         for _, value in r.logit_bias:
-            if math.isnan(value) or value > 1e6:
-                raise RequestError(f"logit_bias holds {value}: must be a number", param="logit_bias")
+            if not (-1e6 <= value <= 1e6 or value == -math.inf):  # also refuses NaN
+                raise RequestError(f"logit_bias holds {value}: must be from -1e6 to 1e6, or -inf", param="logit_bias")
     _within("logprobs", r.logprobs, NO_LOGPROBS, MAX_LOGPROBS)
     _within("prompt_logprobs", r.prompt_logprobs, NO_LOGPROBS, MAX_LOGPROBS)
     s = r.sampling

@@ -66,13 +66,13 @@ def parse_config(config: Fields, generation: Fields) -> ModelConfig:
     hidden = config.integer("hidden_size", 1, 1 << 20)
     heads = config.integer("num_attention_heads", 1, 4096)
     # Qwen3's own default differs from Llama's hidden_size / heads.
-    head_dim = config.integer("head_dim", 2, 4096, 128 if architecture == "qwen3" else None)
+    head_dim = config.integer("head_dim", 1, 4096, 128 if architecture == "qwen3" else None)
     if head_dim is None:
         if hidden % heads:
             raise ModelError(f"{config.where}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
         head_dim = hidden // heads
-    if head_dim % 2:
-        raise ModelError(f"{config.where}: head_dim {head_dim} is odd, rotary embedding needs an even one")
+    if head_dim % 8 or head_dim > 512:
+        raise ModelError(f"{config.where}: head_dim {head_dim} is not supported: a multiple of 8, at most 512")
     kv_heads = config.integer("num_key_value_heads", 1, 4096, heads)
     if heads % kv_heads:
         raise ModelError(

@@ -144,7 +144,9 @@ class Engine:
     def _sequence(self, r: Submit) -> Sequence:
         if self.drain_deadline is not None:
             raise RequestError("the server is shutting down", status=503)
-        if len(self.scheduler.waiting) >= self.info.max_waiting and self.scheduler.slots_used >= self.info.max_batch:
+        # Slots may be free while there are no blocks: only as many wait beyond the queue as could start.
+        startable = self.info.max_batch - self.scheduler.slots_used
+        if len(self.scheduler.waiting) >= self.info.max_waiting + startable:
             raise RequestError(f"the queue is full: {self.info.max_waiting} requests are waiting", status=429)
         check_submit(r, self.info)
         return Sequence(r, list(r.tokens), len(r.tokens) + r.max_tokens, self.root)

@@ -117,7 +117,7 @@ def kv_sizes(config: EngineConfig, model: ModelConfig, spec: KVSpec, memory: int
             raise ModelError(
                 f"not enough memory for a context of {want} tokens: its KV cache needs"
                 f" {-(-want // tokens) * block_bytes / 2**30:.2f} GiB, {budget / 2**30:.2f} GiB are available;"
-                f" --ctx {budget_blocks * tokens} would fit"
+                + (f" --ctx {budget_blocks * tokens} would fit" if budget_blocks else " not one block fits")
             )
         log.warning("context cut from the model's %d to %d tokens: no memory for more", want, budget_blocks * tokens)
         want = budget_blocks * tokens

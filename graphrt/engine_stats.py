@@ -52,7 +52,7 @@ class StepClock:
             self._step.add(device_ns / 1e6)
         else:
             self.prompt_tokens += sum(p.count for p in plan.parts)
-        self.generation_tokens += len(items)
+        self.generation_tokens += sum(len(item.tokens) for item in items)
         self.finished(items)
 
     def finished(self, items: list[TokenOut]) -> None:

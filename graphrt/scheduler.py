@@ -241,8 +241,7 @@ class Scheduler:
                     self._release(seq)
                 continue
             seq.retired += part.count
-            if part.scored:
-                self._take_scores(seq, plan.step, rows, part, reader)
+            scores = self._take_scores(seq, plan.step, rows, part, reader) if part.scored else []
             if part.sample >= 0:
                 row = rows[part.sample]
                 if row.slot != seq.slot or row.serial != seq.serial:
@@ -252,22 +251,24 @@ class Scheduler:
                 finish = FINISH[TokenFlag(row.flag)] if row.flag else ""
                 if finish:
                     self._end(seq, finish)
-                logprobs, prompt_logprobs = [], []
+                logprobs = []
                 if seq.request.logprobs != NO_LOGPROBS:
                     logprobs = [logprob(reader, plan.step, part.sample, row.token, seq.request.logprobs)]
-                if len(seq.tokens) == seq.prompt_len + 1:
-                    prompt_logprobs = seq.scored
-                out.append(TokenOut(seq.id, [row.token], finish, seq.cached_tokens, logprobs, prompt_logprobs))
+                out.append(TokenOut(seq.id, [row.token], finish, seq.cached_tokens, logprobs, scores))
             else:
                 self._publish(seq)
+                if scores:  # a piece at a time: those of a long prompt together would not fit through the seam
+                    out.append(TokenOut(seq.id, [], "", seq.cached_tokens, [], scores))
         return out
 
-    def _take_scores(self, seq: Sequence, step: int, rows: list[TokenRow], part: Part, reader: TokenReader) -> None:
-        first = seq.retired - part.count
-        for i in range(part.count):
-            # What was scored before a preemption is not scored again.
-            if first + i == len(seq.scored) and seq.scoring:
-                seq.scored.append(logprob(reader, step, i, rows[i].token, seq.request.prompt_logprobs))
+    def _take_scores(
+        self, seq: Sequence, step: int, rows: list[TokenRow], part: Part, reader: TokenReader
+    ) -> list[Logprob]:
+        first, count = seq.retired - part.count, seq.request.prompt_logprobs
+        # What was scored before a preemption is not scored again, and the last token of the prompt has no successor to score.
+        new = range(seq.scored - first, min(part.count, seq.prompt_len - 1 - first))
+        seq.scored += len(new)
+        return [logprob(reader, step, i, rows[i].token, count) for i in new]
 
     def _publish(self, seq: Sequence) -> None:
         full = seq.retired // self.block_tokens

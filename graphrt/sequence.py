@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from graphrt.block_pool import block_hash
 from graphrt.capture.delta import SLOT_STRUCT, DeltaWriter
 from graphrt.kernels.abi import MAX_BIAS, MAX_STOP_IDS, Field, SlotState
-from graphrt.seam.records import NO_LOGPROBS, Logprob, Submit
+from graphrt.seam.records import NO_LOGPROBS, Submit
 
 NO_SLOT = -1
 
@@ -38,7 +38,7 @@ class Sequence:
     cached_tokens: int = 0  # of the first admission
     admitted_before: bool = False
     finish: str = ""
-    scored: list[Logprob] = field(default_factory=list)  # of prompt tokens 1, 2, ...
+    scored: int = 0  # of the prompt's tokens 1, 2, ...
 
     @property
     def prompt_len(self) -> int:
@@ -47,7 +47,7 @@ class Sequence:
     @property
     def scoring(self) -> bool:
         """Whether its next prompt rows need logits."""
-        return self.request.prompt_logprobs != NO_LOGPROBS and len(self.scored) < self.prompt_len - 1
+        return self.request.prompt_logprobs != NO_LOGPROBS and self.scored < self.prompt_len - 1
 
     @property
     def reusable(self) -> int:

@@ -25,7 +25,7 @@ class NumpyStepEnds(Ops):
 
     def begin_step(self, b: StepView) -> None:
         self.arena.reset()
-        step = int(b.control.np[0]) + 1
+        step = next_step(b)
         entry = b.delta.np[step % b.delta.shape[0]]
         if entry[0] != step:
             raise RuntimeError(f"step {step} started without its delta record (found {int(entry[0])})")
@@ -58,7 +58,7 @@ class NumpyStepEnds(Ops):
 
     def sample(self, logits: Array, b: StepView) -> None:
         slots = slot_view(b)
-        ring = b.logprob_ring.np[(int(b.control.np[0]) + 1) % b.logprob_ring.shape[0]]
+        ring = b.logprob_ring.np[next_step(b) % b.logprob_ring.shape[0]]
         for i, row in enumerate(b.sample_rows.np):
             if row == abi.PAD or (slot := b.row_slot.np[row]) == abi.PAD:
                 continue
@@ -98,7 +98,7 @@ class NumpyStepEnds(Ops):
         return gumbel_noise(seed, position, token_ids)
 
     def commit_step(self, b: StepView) -> None:
-        step = int(b.control.np[0]) + 1
+        step = next_step(b)
         slots = slot_view(b)
         entry = b.token_ring.np[step % b.token_ring.shape[0]]
         out = entry[abi.RECORD_HEADER :][: b.samples * abi.TOKEN_WORDS]
@@ -127,6 +127,11 @@ class NumpyStepEnds(Ops):
         entry[1] = b.samples
         b.control.np[0] = step
         entry[0] = step
+
+
+def next_step(b: StepView) -> int:
+    """The number of the step that runs: a 32-bit word, which wraps."""
+    return (int(b.control.np[0]) + 1) & 0xFFFFFFFF
 
 
 def slot_view(b: StepView) -> NDArray[Any]:

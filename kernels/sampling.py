@@ -22,6 +22,7 @@ Noise = Callable[[int, int, NDArray[Any], int], F32]
 
 PHILOX_M = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 PHILOX_W = (0x9E3779B9, 0xBB67AE85)
+MIN_TEMPERATURE = 1e-6  # below it sampling is greedy: the winner is certain, and logits / T would overflow
 LOW32 = np.uint64(0xFFFFFFFF)
 SHIFT32 = np.uint64(32)
 
@@ -86,11 +87,11 @@ def sample_row(
     position: int,
     noise: Noise | None = None,
 ) -> int:
-    """The token sampled from logits [V] for an absolute position. Temperature 0 is greedy; the lowest id wins a tie.
+    """The token sampled from logits [V] for an absolute position. A temperature below `MIN_TEMPERATURE` is greedy; the lowest id wins a tie.
 
     `noise`: (seed, position, token ids, V) -> noise of these tokens; None for `gumbel_noise`.
     """
-    if temperature <= 0:
+    if temperature < MIN_TEMPERATURE:
         return int(np.argmax(logits))
     z = logits / np.float32(temperature)
     candidates = np.flatnonzero(z >= keep_threshold(z, top_k, top_p, min_p))

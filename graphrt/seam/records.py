@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import msgspec
 
-from graphrt.kernels.abi import MAX_STOP_IDS as MAX_STOP_IDS  # per request
+from graphrt.kernels.abi import MAX_BIAS as MAX_BIAS  # this and the next two: a request
+from graphrt.kernels.abi import MAX_LOGPROBS as MAX_LOGPROBS
+from graphrt.kernels.abi import MAX_STOP_IDS as MAX_STOP_IDS
 
-MAX_BIAS = 300
-MAX_LOGPROBS = 20
 NO_LOGPROBS = -1
 
 
@@ -92,14 +92,17 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenOut(msgspec.Struct, frozen=True, array_like=True):
-    """New tokens of one request. `finish` is "" while it goes on, else "stop", "length", "cancelled" or "error"."""
+    """New tokens of one request, none where it only scores its prompt.
+
+    `finish` is "" while it goes on, else "stop", "length", "cancelled" or "error".
+    """
 
     id: int
     tokens: list[int]
     finish: str = ""
     cached_tokens: int = 0  # prompt tokens taken from the prefix cache; final after the first token
     logprobs: list[Logprob] = []  # one a token, where asked for
-    prompt_logprobs: list[Logprob] = []  # with the first token: of prompt tokens 1, 2, ...; the first has none
+    prompt_logprobs: list[Logprob] = []  # as they are computed, before the first token: of prompt tokens 1, 2, ...
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, tag="output"):

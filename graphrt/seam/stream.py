@@ -13,7 +13,8 @@ from graphrt.seam.records import TokenOut
 class RequestStream:
     """Async iterator of `TokenOut`; ends after the one with `finish != ""`. Made by `EngineClient.submit`.
 
-    Tokens that came in while nobody waited are merged in one `TokenOut`. Raises `RequestError` when the engine refused
+    Tokens that came in while nobody waited are merged in one `TokenOut`, and the prompt's log-probabilities, which come in
+    pieces, with the first token. Raises `RequestError` when the engine refused
     the request and `EngineDead` when the engine died, after all that had arrived before. Leaving early needs `aclose`,
     or `async with`: the engine goes on otherwise.
     """
@@ -42,7 +43,7 @@ class RequestStream:
     async def __anext__(self) -> TokenOut:
         while True:
             out = self._ready
-            if out is not None:
+            if out is not None and (out.tokens or out.finish):
                 self._ready = None
                 return out
             if self._error is not None:

@@ -14,7 +14,7 @@ import msgspec
 from graphrt.engine_config import EngineConfig
 from graphrt.errors import ModelError
 from graphrt.seam.endpoint import EngineEndpoint
-from graphrt.seam.records import Cancel, Drain, EngineInfo, Output, Refused, Submit, TokenOut
+from graphrt.seam.records import Cancel, Drain, EngineInfo, Logprob, Output, Refused, Submit, TokenOut
 from graphrt.seam.wires import Channel
 
 
@@ -67,6 +67,22 @@ def flood(config: EngineConfig, endpoint: EngineEndpoint) -> None:
         for index in range(200_000):
             endpoint.send(Output([TokenOut(record.id, [index], "length" if index == 199_999 else "")]))
     endpoint.wait(None)
+
+
+def score(config: EngineConfig, endpoint: EngineEndpoint) -> None:
+    """Each request gets the log-probabilities of its prompt in three records, then two tokens, all some time apart."""
+    endpoint.send(ready())
+    while endpoint.server_alive():
+        for record in endpoint.poll():
+            if isinstance(record, Submit):
+                for i in range(3):
+                    endpoint.send(Output([TokenOut(record.id, [], "", 0, [], [Logprob(i, -1.0, 1, [])])]))
+                    time.sleep(0.02)
+                endpoint.send(Output([TokenOut(record.id, [7])]))
+                endpoint.send(Output([TokenOut(record.id, [8], "length")]))
+            elif isinstance(record, Drain):
+                return
+        endpoint.wait(None)
 
 
 def refuse(config: EngineConfig, endpoint: EngineEndpoint) -> None:

@@ -111,7 +111,7 @@ def test_rope_in_both_spellings(tmp_path: Path, parameters: dict[str, Any], expe
         (LLAMA, {"hidden_size": 97}, "hidden_size 97 is not a multiple of num_attention_heads 6"),
         (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers is 0, expected 1 to"),
         (LLAMA, {"num_key_value_heads": 4}, "num_attention_heads 6 is not a multiple of num_key_value_heads 4"),
-        (LLAMA, {"head_dim": 15}, "head_dim 15 is odd"),
+        (LLAMA, {"head_dim": 15}, "head_dim 15 is not supported: a multiple of 8, at most 512"),
         (LLAMA, {"rms_norm_eps": 0}, "rms_norm_eps is 0"),
         (LLAMA, {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
         (LLAMA, {"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),

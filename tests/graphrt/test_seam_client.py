@@ -329,3 +329,15 @@ def test_waiting_releases_the_gil() -> None:
 def test_settings_of_the_fake_engine_are_checked(text: str) -> None:
     with pytest.raises(ConfigError, match="fake engine's settings"):
         parse_settings(text)
+
+
+def test_the_scores_of_a_prompt_come_with_the_first_token() -> None:
+    async def job() -> None:
+        client = await EngineClient.local(peer("score"))
+        stream = client.submit([1], GREEDY, 5, [], prompt_logprobs=0)
+        outs = [out async for out in stream]
+        assert [p.token for p in outs[0].prompt_logprobs] == [0, 1, 2] and outs[0].tokens[0] == 7
+        assert [t for out in outs for t in out.tokens] == [7, 8] and outs[-1].finish == "length"
+        await client.close()
+
+    run(job())

@@ -32,7 +32,7 @@ class Script:
     finish: dict[int, str] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)
     logprobs: dict[int, list[Logprob]] = field(default_factory=lambda: defaultdict(list))
-    prompt_logprobs: dict[int, list[Logprob]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[Logprob]] = field(default_factory=dict)  # of those who got any
     refused: dict[int, Refused] = field(default_factory=dict)
     info: EngineInfo | None = None
     stats: Stats | None = None
@@ -57,7 +57,8 @@ class Script:
                 self.cached[item.id] = item.cached_tokens
                 self.logprobs[item.id] += item.logprobs
                 if item.prompt_logprobs:
-                    self.prompt_logprobs[item.id] = item.prompt_logprobs
+                    assert len(self.tokens[item.id]) == len(item.tokens), "scores come before tokens"
+                    self.prompt_logprobs.setdefault(item.id, []).extend(item.prompt_logprobs)
                 if item.finish:
                     self.finish[item.id] = item.finish
         elif isinstance(rec, Refused):
