@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from graphrt.kernels.sampling import gumbel_noise, keep_threshold, philox4x32, sample_row
+from graphrt.kernels import abi
+from graphrt.kernels.sampling import gumbel_noise, keep_threshold, philox4x32, sample_row, score_token
 
 # Known answers of Philox4x32-10, published with Random123.
 KNOWN = [
@@ -115,3 +116,15 @@ def test_infinite_logits_are_never_sampled() -> None:
     logits[[3, 17]] = 0.0
     for options in ({}, {"top_k": 5}, {"top_p": 0.99}, {"min_p": 0.01}):
         assert set(np.flatnonzero(chosen(logits, 50, **options))) == {3, 17}
+
+
+def test_equal_logits_rank_by_their_id() -> None:
+    logits = np.zeros(40, np.float32)
+    logits[[30, 31]] = 1.0
+    for token, rank in ((30, 1), (31, 2), (0, 3), (5, 8), (39, 40)):
+        entry = np.zeros(abi.LOGPROB_WORDS, np.uint32)
+        score_token(logits, token, entry)
+        assert entry[1] == rank
+        assert entry[2 : 2 + abi.MAX_LOGPROBS].tolist() == [30, 31, *range(18)]
+        value = entry[:1].view(np.float32)[0]
+        assert value == pytest.approx(logits[token] - np.log(38 + 2 * np.e), abs=1e-6)
