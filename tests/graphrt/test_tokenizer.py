@@ -72,7 +72,7 @@ def llama2_style(folder: Path, metaspace: str = "") -> Path:
 
 def write_config(folder: Path, vocab: int, **changes: Any) -> None:
     config = {
-        "model_type": "llama", "vocab_size": vocab, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+        "model_type": "llama", "vocab_size": vocab, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
         "num_attention_heads": 2, "eos_token_id": 2,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config | changes))
