@@ -8,6 +8,7 @@ compiles in a tenth of a second. Nothing here touches a device but `device_arch`
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
 import re
 from collections.abc import Callable, Iterable
@@ -177,9 +178,7 @@ def _read(spec: KernelSpec) -> str:
 def _import_core() -> None:
     """Find the packages before the first kernel needs them, so that the message is ours."""
     try:
-        import cuda.core
-        from cuda.bindings import nvrtc
-
-        nvrtc.nvrtcVersion()
+        importlib.import_module("cuda.core")
+        importlib.import_module("cuda.bindings.nvrtc").nvrtcVersion()
     except Exception as error:  # ImportError, or whatever the loader raises where the library is missing
         raise DeviceError(f"CUDA kernels need cuda.core and NVRTC ({error}): {PIP}") from error
