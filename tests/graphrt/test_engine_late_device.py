@@ -42,7 +42,7 @@ class LateDevice:
 
     def __init__(self, engine: Engine, rng: np.random.Generator, promptness: float) -> None:
         self._graphs, self._read, self._ready = engine.graphs, engine.reader.read, engine.reader.ready
-        self.rng, self.promptness = rng, promptness
+        self.buffers, self.rng, self.promptness = engine.graphs.buffers, rng, promptness
         self.queue: deque[StepGraph] = deque()
         engine.graphs, engine.reader.read = self, self.read  # type: ignore[assignment, method-assign]
 
@@ -61,7 +61,8 @@ class LateDevice:
 
 
 def check_books(engine: Engine) -> None:
-    """Every slot and block is held as often as the books say, by one sequence unless it was published."""
+    """Every slot and block is held as often as the books say, by one sequence unless it was published; what a launched step
+    may write is held, and what is published is there."""
     s = engine.scheduler
     pool = s.pool
     holders = set(s._by_id.values()) | {part.seq for plan in engine.in_flight for part in plan.parts}
@@ -75,6 +76,10 @@ def check_books(engine: Engine) -> None:
             "a live sequence waits, runs, or has its last step to come"
         )
         assert seq.slot == NO_SLOT or seq.computed <= len(seq.blocks) * s.block_tokens
+    for plan in engine.in_flight:
+        assert all(part.seq.slot != NO_SLOT and part.seq.blocks for part in plan.parts), "freed before the step retired"
+    published = engine.graphs.buffers.caches["kv"].np[list(pool._block_of.values())]
+    assert not np.isnan(published).any(), "published before the step retired"
     assert [seq.row for seq in s.rows] == list(range(len(s.rows)))
 
 
