@@ -15,6 +15,7 @@ from graphrt.api.chat import ChatEndpoint
 from graphrt.api.completions import CompletionEndpoint
 from graphrt.api.cors import cors_middleware
 from graphrt.api.debug_routes import DebugRoutes
+from graphrt.api.docs_routes import DocsRoutes
 from graphrt.api.error_net import ErrorNet
 from graphrt.api.errors import error_response, on_http_exception
 from graphrt.api.info_routes import InfoRoutes
@@ -36,6 +37,7 @@ def create_app(state: AppState) -> Starlette:
         Route("/v1/completions", CompletionEndpoint(state), methods=["POST"]),
         *TokenizeRoutes(state).routes(),
         *DebugRoutes(state).routes(),
+        *DocsRoutes(state).routes(),
         *InfoRoutes(state).routes(),
     ]
     return Starlette(

@@ -17,6 +17,13 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKENS = 64
 MAX_N = 128
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+# What the code checks by itself, with clearer words than msgspec's, told to the readers of the API's pages.
+Seed = Annotated[int, Meta(extra_json_schema={"minimum": -(2**63), "maximum": 2**64 - 1})]
+StopText = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MAX_STOP_CHARS})]
+Bias = Annotated[float, Meta(extra_json_schema={"minimum": -100, "maximum": 100})]
+_BIASES = {"propertyNames": {"pattern": "^[0-9]{1,10}$"}}
+_ONLY_TEXT = {"properties": {"type": {"const": "text"}}, "required": ["type"]}
+_NO_CHOICE = {"enum": ["none", "auto", None]}
 Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 
@@ -62,14 +69,14 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     min_p: (
         Annotated[float, Meta(ge=0.0, le=1.0, description="drop tokens less likely than this share of the best")] | None
     ) = None
-    seed: (
-        Annotated[int, Meta(description="64 bits; the same seed gives the same reply, whatever else is served")] | None
-    ) = None
+    seed: Annotated[Seed, Meta(description="the same gives the same reply, whatever else is served")] | None = None
     n: (
         Annotated[int, Meta(ge=1, le=MAX_N, description="replies to each prompt; the first uses the seed as it is")]
         | None
     ) = None
-    stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS, description="texts that end a reply")] | None = None
+    stop: (
+        StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS, description="texts that end a reply")] | None
+    ) = None
     stop_token_ids: (
         Annotated[list[int], Meta(max_length=MAX_STOP_TOKENS, description="tokens that end a reply")] | None
     ) = None
@@ -86,10 +93,11 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     ) = None
     logit_bias: (
         Annotated[
-            dict[str, float],
+            dict[str, Bias],
             Meta(
                 max_length=MAX_BIAS,
                 description="token id to a number from -100 to 100 added to its logit; -100 bans it",
+                extra_json_schema=_BIASES,
             ),
         ]
         | None
@@ -102,7 +110,9 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     ) = None
     stream: Annotated[bool, Meta(description="send the reply as server-sent events while it grows")] | None = None
     stream_options: StreamOptions | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: (
+        Annotated[dict[str, Any], Meta(description='only {"type": "text"} so far', extra_json_schema=_ONLY_TEXT)] | None
+    ) = None
     # Taken and without effect here: user, metadata, store, service_tier, like any unknown field.
 
 
@@ -122,11 +132,13 @@ class ChatRequest(GenerationFields, kw_only=True):
         Annotated[bool, Meta(description="open the assistant's turn; true unless continued")] | None
     ) = None
     continue_final_message: Annotated[bool, Meta(description="go on with the last message's own text")] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    functions: list[Any] | None = None
-    function_call: Any = None
-    modalities: list[str] | None = None
+    tools: Annotated[list[Any], Meta(description="none so far", extra_json_schema={"maxItems": 0})] | None = None
+    tool_choice: Annotated[Any, Meta(extra_json_schema=_NO_CHOICE)] = None
+    functions: Annotated[list[Any], Meta(description="none so far", extra_json_schema={"maxItems": 0})] | None = None
+    function_call: Annotated[Any, Meta(extra_json_schema=_NO_CHOICE)] = None
+    modalities: (
+        Annotated[list[str], Meta(description='only ["text"]', extra_json_schema={"const": ["text"]})] | None
+    ) = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -141,5 +153,5 @@ class CompletionRequest(GenerationFields, kw_only=True):
     ) = None
     echo: Annotated[bool, Meta(description="put the prompt before the reply")] | None = None
     logprobs: Annotated[Logprobs, Meta(description="likeliest tokens to show beside each token's own")] | None = None
-    suffix: str | None = None
-    best_of: int | None = None
+    suffix: Annotated[str, Meta(description="only empty", extra_json_schema={"maxLength": 0})] | None = None
+    best_of: Annotated[int, Meta(description="only n")] | None = None
