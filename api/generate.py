@@ -51,7 +51,7 @@ class GenerateEndpoint(Generic[R]):
         options = request.stream_options
         if options is not None and not request.stream:
             raise ApiError("stream_options is allowed only with stream true", param="stream_options")
-        async with ClientWatch(receive):
+        async with ClientWatch(receive) as watch:
             asks = await self.asks(request)
             info = state.engine.info
             n = params.choices(request, len(asks), info.max_batch + info.max_waiting)
@@ -63,3 +63,4 @@ class GenerateEndpoint(Generic[R]):
                     await deliver_stream(choices, writer, send)
                 else:
                     await deliver_whole(choices, writer, scope, receive, send)
+                watch.done()  # leaving `Choices` waits for its tasks

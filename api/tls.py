@@ -50,7 +50,9 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         raise ConfigError(text) from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            text = f"the TLS key {key} is not that of the certificate {cert}: the first in the file must be the server's"
+            text = (
+                f"the TLS key {key} is not that of the certificate {cert}: the first in the file must be the server's"
+            )
             raise ConfigError(text) from None
         text = f"the TLS certificate {cert} with the key {key} cannot be used: {error.reason or error}"
         raise ConfigError(text) from None

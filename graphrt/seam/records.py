@@ -67,9 +67,9 @@ class StepTrace(msgspec.Struct, frozen=True, array_like=True):
 
     step: int
     kind: str  # decode, prefill or score
-    rows: int  # of the graph
-    live_rows: int  # of these, not padding
-    device_ms: float  # in the launch and waiting for the step
+    batch: int  # rows of the graph
+    rows: int  # of these, not padding
+    ms: float  # in the launch and waiting for the step
     host_us: float  # the engine loop's own time
 
 

@@ -117,6 +117,28 @@ def test_a_seed_gives_the_same_text_alone_and_in_company(serve: Serve) -> None:
     assert together == alone
 
 
+def test_several_replies_with_log_probabilities(serve: Serve) -> None:
+    create = serve.client.completions.create
+    reply = create(model=serve.model, prompt="Once upon a time", max_tokens=8, temperature=0.9, n=2, seed=3, logprobs=2)
+    again = create(model=serve.model, prompt="Once upon a time", max_tokens=8, temperature=0.9, n=1, seed=3, logprobs=2)
+    assert reply.choices[0] == again.choices[0] and reply.choices[0].text != reply.choices[1].text
+    for choice in reply.choices:
+        assert choice.logprobs is not None and "".join(choice.logprobs.tokens or ()) == choice.text
+        assert all(value <= 0 for value in choice.logprobs.token_logprobs or ())
+    assert (
+        'graphrt:http_requests_total{route="/v1/completions",status="200"} 2.0'
+        in httpx.get(serve.url + "/metrics").text
+    )
+
+
+def test_tokens_and_steps(serve: Serve) -> None:
+    tokens = httpx.post(serve.url + "/tokenize", json={"model": serve.model, "prompt": "Hello, world"}).json()["tokens"]
+    back = httpx.post(serve.url + "/detokenize", json={"model": serve.model, "tokens": tokens}).json()["prompt"]
+    assert back == "Hello, world"
+    steps = httpx.get(serve.url + "/debug/steps?n=5").json()["steps"]
+    assert len(steps) == 5 and all(s["ms"] > 0 and s["host_us"] > 0 and s["rows"] <= s["batch"] for s in steps)
+
+
 def test_a_client_that_leaves_frees_its_slot(serve: Serve) -> None:
     with serve.client.chat.completions.create(model=serve.model, messages=STORY, stream=True) as stream:
         next(stream)

@@ -272,10 +272,10 @@ def test_the_log_of_steps(make_engine: Callable[..., Engine]) -> None:
     script.inbox.append(AskSteps(100))
     engine.step(script)
     log = script.steps
-    assert [(s.kind, s.rows, s.live_rows) for s in log[:2]] == [("prefill", 32, 32), ("prefill", 16, 11)]
-    assert [(s.kind, s.rows, s.live_rows) for s in log[2:]] == [("decode", 2, 2)] * 4
+    assert [(s.kind, s.batch, s.rows) for s in log[:2]] == [("prefill", 32, 32), ("prefill", 16, 11)]
+    assert [(s.kind, s.batch, s.rows) for s in log[2:]] == [("decode", 2, 2)] * 4
     assert [s.step for s in log] == list(range(log[0].step, log[0].step + 6))
-    assert all(s.device_ms > 0 and s.host_us > 0 for s in log)
+    assert all(s.ms > 0 and s.host_us > 0 for s in log)
     script.inbox.append(AskSteps(2))
     engine.step(script)
     assert script.steps == log[-2:]
