@@ -12,6 +12,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from graphrt.api.errors import error_reply
+from graphrt.api.http_parser import NoUpgradeParser
 from graphrt.api.listen import peer_left
 
 log = logging.getLogger("graphrt.api")
@@ -36,8 +37,10 @@ def http_protocol(
     """
 
     class BoundedHttpProtocol(HttpToolsProtocol):
+        parser: Any  # a NoUpgradeParser in place of the one that uvicorn made
         _in_headers = False
         _seen = 0  # bytes of the present request line and headers
+        _framing = 0  # bytes since the last ones that were part of a body
         _refusal = (400, "the bytes received are not an HTTP request")
         _timer: asyncio.TimerHandle | None = None  # for headers
         _send_timer: asyncio.TimerHandle | None = None
@@ -46,6 +49,7 @@ def http_protocol(
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self.parser = NoUpgradeParser(self)
             self._arm()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -63,6 +67,7 @@ def http_protocol(
         def data_received(self, data: bytes) -> None:
             was_in_headers = self._in_headers
             before = self._seen
+            self._framing += len(data)
             super().data_received(data)
             if was_in_headers and self._in_headers and not self.transport.is_closing():
                 # The parser reports a header only once it is whole; a chunk all within headers counts as it comes.
@@ -70,6 +75,9 @@ def http_protocol(
                 if self._seen > header_limit:
                     self._refuse_size()
                     self.send_400_response("")
+            elif self._framing > header_limit and self._in_body() and not self.transport.is_closing():
+                self._refusal = (400, f"the body's chunks have more than {header_limit} bytes between them")
+                self.send_400_response("")
             elif not self._in_headers and self._idle():
                 self._arm()  # stray bytes between requests have stopped uvicorn's own idle timer
 
@@ -107,6 +115,15 @@ def http_protocol(
                 # Reading is paused now, and with it the news that the client has left.
                 self._peer_timer = self.loop.call_later(PEER_CHECK_S, self._check_peer)
 
+        def on_body(self, body: bytes) -> None:
+            self._framing = 0
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            if not self.parser.refusing:
+                self._framing = 0
+                super().on_message_complete()
+
         def on_response_complete(self) -> None:
             if self.pipeline:
                 self._current = self.pipeline[-1][0]
@@ -138,6 +155,9 @@ def http_protocol(
 
         def _refuse_size(self) -> None:
             self._refusal = (431, f"request line and headers are larger than {header_limit} bytes")
+
+        def _in_body(self) -> bool:
+            return self.cycle is not None and self.cycle.more_body and not self._in_headers
 
         def _idle(self) -> bool:
             return not self.transport.is_closing() and self._timer is None and self._quiet()
