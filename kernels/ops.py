@@ -80,6 +80,10 @@ class Ops(ABC):
     def empty(self, *shape: int) -> Array:
         """A float32 temporary from the arena, valid until the step or the enclosing `frame` ends."""
 
+    def activation(self, *shape: int) -> Array:
+        """A temporary like `empty`, in the type that products take: queries, attention outputs, hidden units, normed rows."""
+        return self.empty(*shape)
+
     @abstractmethod
     def frame(self) -> AbstractContextManager[None]:
         """Temporaries taken inside are given back at its end."""
@@ -173,7 +177,7 @@ class Ops(ABC):
         kh, e = heads.num_kv_heads, heads.head_dim
         rows = x.shape[0]
         with self.frame():
-            normed = self.empty(rows, w.qkv.k)
+            normed = self.activation(rows, w.qkv.k)
             qkv = self.empty(rows, w.qkv.n)
             k, v = self.empty(rows, kh, e), self.empty(rows, kh, e)
             self.rms_norm(x, w.norm, eps, normed)
@@ -201,7 +205,7 @@ class Ops(ABC):
         """silu(gate(norm(x))) · up(norm(x)). [R, D] -> [R, F]."""
         rows = x.shape[0]
         with self.frame():
-            normed = self.empty(rows, w.gate_up.k)
+            normed = self.activation(rows, w.gate_up.k)
             gate_up = self.empty(rows, w.gate_up.n)
             self.rms_norm(x, w.norm, eps, normed)
             self.linear(normed, w.gate_up, gate_up)
@@ -210,7 +214,7 @@ class Ops(ABC):
     def norm_head(self, x: Array, rows: Array, norm: Array, eps: float, head: Linear, out: Array) -> None:
         """Logits of the sampled rows. [R, D], [S] -> [S, V]."""
         with self.frame():
-            picked = self.empty(rows.shape[0], head.k)
+            picked, normed = self.empty(rows.shape[0], head.k), self.activation(rows.shape[0], head.k)
             self.gather_rows(x, rows, picked)
-            self.rms_norm(picked, norm, eps, picked)
-            self.linear(picked, head, out)
+            self.rms_norm(picked, norm, eps, normed)
+            self.linear(normed, head, out)

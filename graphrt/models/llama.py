@@ -51,9 +51,9 @@ def step(ops: Ops, w: Weights, b: StepView) -> Array:
     """The model. [rows] token ids in `b.tokens` -> logits [samples, V]."""
     heads, cache = w.layers[0].heads, b.caches[CACHE]
     x = ops.empty(b.rows, w.head.k)
-    q = ops.empty(b.rows, heads.num_heads, heads.head_dim)
-    attended = ops.empty(b.rows, heads.num_heads, heads.head_dim)
-    hidden = ops.empty(b.rows, w.layers[0].down.k)
+    q = ops.activation(b.rows, heads.num_heads, heads.head_dim)
+    attended = ops.activation(b.rows, heads.num_heads, heads.head_dim)
+    hidden = ops.activation(b.rows, w.layers[0].down.k)
     logits = ops.empty(b.samples, w.head.n)
 
     ops.embed(b.tokens, w.embed, x)
