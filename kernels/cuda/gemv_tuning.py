@@ -1,0 +1,46 @@
+"""How `gemv.cu` cuts its work: one record that is template argument, cache key and tuning result at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UNIT = 8  # rows of w that a block takes at a time
+SMEM_SHARED = 74 * 1024  # bytes a block, so that three grids fit on a multiprocessor side by side
+SMEM_PORTABLE = 98 * 1024
+STATIC = 1536  # bytes, at most, of what the kernel declares itself
+
+
+@dataclass(frozen=True, slots=True)
+class GemvTuning:
+    """stage_k: columns of a stage; stages: of the ring; warps: that multiply; blocks_per_sm: of the grid.
+
+    min_blocks: that the compiler must leave registers for.
+    """
+
+    stage_k: int
+    stages: int
+    warps: int = 8
+    blocks_per_sm: int = 1
+    min_blocks: int = 3
+
+    def smem(self, rows: int, k: int) -> int:
+        """Bytes of dynamic shared memory: the ring, and the activations as bf16."""
+        return self.stages * self.stage_bytes + rows * (2 * k + 64)
+
+    @property
+    def stage_bytes(self) -> int:
+        return UNIT * (2 * self.stage_k + 64)
+
+
+def choose(normed: bool, rows: int, n: int, k: int) -> GemvTuning:
+    """As many stages as leave room for the neighbours in time; a stage is 16 KB where rows are long enough.
+
+    ValueError when the activations alone fill a block's memory.
+    """
+    stage_k = min(1024, -(-k // 64) * 64)
+    size = GemvTuning(stage_k, 1).stage_bytes
+    for budget in (SMEM_SHARED, SMEM_PORTABLE):
+        stages = min((budget - STATIC - rows * (2 * k + 64)) // size, 8)
+        if stages >= 2:
+            return GemvTuning(stage_k, stages, min_blocks=3 if budget == SMEM_SHARED else 2)
+    raise ValueError(f"{rows} rows of {k} columns leave no room for weights in {SMEM_PORTABLE} bytes")
