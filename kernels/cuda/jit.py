@@ -145,7 +145,7 @@ class Jit:
             arch=self.arch,
             std="c++20",
             device_as_default_execution_space=True,
-            define_macro=[(name.upper(), str(value)) for name, value in spec.options],
+            define_macro=[(name.upper(), str(value)) for name, value in spec.options] or None,
             include_path=[str(SOURCES)],
             ptxas_options=["-v"],
         )
