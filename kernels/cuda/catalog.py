@@ -8,7 +8,7 @@ from typing import Any
 from graphrt.kernels.cuda.driver import Twin
 from graphrt.kernels.cuda.jit import KernelSpec
 
-MODULES: tuple[str, ...] = ("gemv", "probe")
+MODULES: tuple[str, ...] = ("gemv", "probe", "fill")
 
 
 def all_specs() -> list[KernelSpec]:

@@ -3,7 +3,7 @@
 // Bound by the bytes read. The trick: none; eight loads in flight a thread, a grid that just fills the card.
 #include "common.cuh"
 
-extern "C" __global__ void __launch_bounds__(512, 4) read_all(const uint4* data, u64 n, u32* out) {
+extern "C" __global__ void __launch_bounds__(512, 2) read_all(const uint4* data, u64 n, u32* out) {
     pdl_begin();
     pdl_launch();
     pdl_wait();

@@ -11,7 +11,7 @@ from graphrt.kernels.cuda.driver import Driver, KernelCall
 from graphrt.kernels.cuda.jit import KernelSpec
 
 THREADS = 512
-BLOCKS_PER_SM = 4
+BLOCKS_PER_SM = 2
 
 
 def read_all(driver: Driver, data: Array, out: Array) -> KernelCall:
