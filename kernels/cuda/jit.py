@@ -97,7 +97,7 @@ class Jit:
         from cuda.core.utils import make_program_cache_key
 
         if self._cache is None:
-            return self.compile(spec)[0]
+            return self._build(spec)[0]
         code = _read(spec)
         key = make_program_cache_key(
             code=code, code_type="c++", options=self._options(spec), target_type="cubin", extra_digest=self._headers
@@ -105,12 +105,17 @@ class Jit:
         data = self._cache.get(key)
         if data is not None:
             return ObjectCode.from_cubin(data, name=spec.entry)
-        obj, _ = self.compile(spec)
+        obj, _ = self._build(spec)
         self._cache[key] = obj
         return obj
 
     def compile(self, spec: KernelSpec) -> tuple[ObjectCode, Report]:
         """Compile anew, past the cache, and say what the kernel takes."""
+        obj, log = self._build(spec)
+        return obj, parse_report(log, spec)
+
+    def _build(self, spec: KernelSpec) -> tuple[ObjectCode, str]:
+        """The cubin and the compiler's log, which is empty where the driver kept the result of an earlier run."""
         from cuda.core import Program
 
         log = io.StringIO()
@@ -118,7 +123,7 @@ class Jit:
             obj = Program(_read(spec), "c++", self._options(spec)).compile("cubin", logs=log)
         except Exception as error:
             raise DeviceError(f"kernel {spec} does not compile for {self.arch}: {error}\n{log.getvalue()}") from error
-        return obj, parse_report(log.getvalue(), spec)
+        return obj, log.getvalue()
 
     def kernel(self, spec: KernelSpec) -> Kernel:
         """The kernel, loaded in the current context; the same object every time. Needs a device."""
