@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from graphrt.errors import DeviceError
 from graphrt.kernels.array import Array
 from graphrt.kernels.cuda.jit import KernelSpec, Progress
 
@@ -85,3 +86,38 @@ class Driver(Protocol):
 
     def synchronize(self) -> None:
         """Wait for all queued work. DeviceError when any of it failed."""
+
+    def poll(self) -> None:
+        """Called by whoever waits for a result: DeviceError when queued work has failed. Does not wait."""
+
+    def free_memory(self) -> int:
+        """Bytes of device memory that are not taken."""
+
+
+SMEM_OPT_IN = 48 * 1024  # bytes of dynamic shared memory above which a kernel must be told that it may take more
+MAX_THREADS = 1024
+MAX_CLUSTER = 8  # portable
+
+
+def check_call(driver: Driver, call: KernelCall) -> None:
+    """DeviceError for a launch that no device of this size takes, before it becomes an error of the device."""
+    threads, blocks = np.prod(call.block), np.prod(call.grid)
+    why = ""
+    if not 1 <= threads <= MAX_THREADS:
+        why = f"{threads} threads a block: must be from 1 to {MAX_THREADS}"
+    elif blocks < 1 or call.grid[0] >= 1 << 31 or max(call.grid[1:]) >= 1 << 16:
+        why = "the grid is empty or too large"
+    elif call.smem > driver.smem_per_block:
+        why = f"{call.smem} bytes of shared memory: {driver.name} has {driver.smem_per_block} a block"
+    elif not 1 <= call.cluster <= MAX_CLUSTER or call.grid[0] % call.cluster:
+        why = f"clusters of {call.cluster} blocks: must be from 1 to {MAX_CLUSTER} and divide the grid's width"
+    elif bad := [type(a).__name__ for a in call.args if not (a is None or isinstance(a, Array | np.generic))]:
+        why = f"arguments of type {', '.join(bad)}: must be an Array, a NumPy scalar or None"
+    if why:
+        raise DeviceError(f"launching {describe(call)}: {why}")
+
+
+def describe(call: KernelCall) -> str:
+    """Kernel and shape, for messages."""
+    cluster = f", clusters of {call.cluster}" if call.cluster > 1 else ""
+    return f"{call.spec} (grid {call.grid}, block {call.block}, {call.smem} bytes of shared memory{cluster})"
