@@ -80,7 +80,7 @@ class Jit:
 
     def __init__(self, arch: str, cache_dir: Path | None = None) -> None:
         """DeviceError when the compiler's packages are missing."""
-        _import_core()
+        check_packages()
         self.arch = arch
         self._headers = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(SOURCES.glob("*.cuh")))).digest()
         self._cache: Any = None
@@ -182,8 +182,8 @@ def _read(spec: KernelSpec) -> str:
     return (SOURCES / spec.source).read_text()
 
 
-def _import_core() -> None:
-    """Find the packages before the first kernel needs them, so that the message is ours."""
+def check_packages() -> None:
+    """DeviceError when cuda.core or NVRTC is missing: found here before the first kernel needs them, so that the message is ours."""
     try:
         importlib.import_module("cuda.core")
         importlib.import_module("cuda.bindings.nvrtc").nvrtcVersion()
