@@ -99,9 +99,10 @@ class StepBuffers:
         self.prompt_seen = ints(slots, seen_words, dtype=np.uint32)
         self.output_counts = ints(slots, vocab)
         self.control = ints(4, dtype=np.uint32)
-        self.delta = ints(RING_DEPTH, words, dtype=np.uint32)
-        self.token_ring = ints(RING_DEPTH, abi.RECORD_HEADER + samples * abi.TOKEN_WORDS, dtype=np.uint32)
-        self.logprob_ring = ints(RING_DEPTH, samples, abi.LOGPROB_WORDS, dtype=np.uint32)
+        # The rings are all that the host shares with a step.
+        self.delta = ops.alloc_mapped((RING_DEPTH, words), np.uint32)
+        self.token_ring = ops.alloc_mapped((RING_DEPTH, abi.RECORD_HEADER + samples * abi.TOKEN_WORDS), np.uint32)
+        self.logprob_ring = ops.alloc_mapped((RING_DEPTH, samples, abi.LOGPROB_WORDS), np.uint32)
         self.decode_rows = ints(max_batch)
         self.prefill_tokens, self.prefill_positions, self.prefill_slots = ints(chunk), ints(chunk), ints(chunk)
         self.prefill_samples, self.score_targets = ints(samples), ints(samples)

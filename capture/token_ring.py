@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,10 @@ import numpy as np
 from graphrt.errors import DeviceError
 from graphrt.kernels import abi
 from graphrt.kernels.array import Array
+
+SPINS = 200  # looks at the record between two questions to the device: some 10 µs
+SPIN_S = 2e-3  # after which the wait sleeps in between
+NAP_S = 50e-6
 
 
 class TokenRow(NamedTuple):
@@ -24,8 +29,12 @@ class TokenRow(NamedTuple):
 class TokenReader:
     """Reads the records of steps 1, 2, 3, ... in order."""
 
-    def __init__(self, ring: Array, logprobs: Array) -> None:
-        """ring: [depth, words] uint32, logprobs: [depth, samples, LOGPROB_WORDS] uint32, memory that the host can read."""
+    def __init__(self, ring: Array, logprobs: Array, poll: Callable[[], None] | None = None) -> None:
+        """ring: [depth, words] uint32, logprobs: [depth, samples, LOGPROB_WORDS] uint32, memory that the host can read.
+
+        poll: called now and then while a step is awaited; raises when the device has failed.
+        """
+        self._poll = poll
         self._entries = [memoryview(row).cast("B").cast("i") for row in ring.np]
         self._logprobs = logprobs.np
 
@@ -37,14 +46,30 @@ class TokenReader:
         """The rows of a step, waiting for it. DeviceError when it does not come in time: a hung kernel raises nothing itself."""
         entry = self._entries[step % len(self._entries)]
         if not self.ready(step):
-            deadline = time.monotonic() + timeout_s
-            while not self.ready(step):
-                if time.monotonic() > deadline:
-                    raise DeviceError(f"step {step} did not finish within {timeout_s:g} s: the device hangs")
+            self._wait(step, timeout_s)
         words = entry[abi.RECORD_HEADER : abi.RECORD_HEADER + entry[1] * abi.TOKEN_WORDS].tolist()
         return [
             TokenRow(words[i], words[i + 1] & 0xFFFFFFFF, words[i + 2], words[i + 3]) for i in range(0, len(words), 4)
         ]
+
+    def _wait(self, step: int, timeout_s: float) -> None:
+        """Watch the record closely for a while, then from time to time: most steps are shorter than the first stretch."""
+        entry = self._entries[step % len(self._entries)]
+        word = step if step < 1 << 31 else step - (1 << 32)
+        start = time.monotonic()
+        while True:
+            for _ in range(SPINS):
+                if entry[0] == word:
+                    return
+            if self._poll is not None:
+                self._poll()
+                if entry[0] == word:
+                    return
+            waited = time.monotonic() - start
+            if waited > timeout_s:
+                raise DeviceError(f"step {step} did not finish within {timeout_s:g} s: the device hangs")
+            if waited > SPIN_S:
+                time.sleep(NAP_S)
 
     def logprobs(self, step: int, sample: int) -> tuple[float, int, list[int], list[float]]:
         """(log-probability, rank, the likeliest tokens, theirs) of a sample of a step that was read and is still in the ring."""

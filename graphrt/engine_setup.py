@@ -52,7 +52,7 @@ def build_engine(config: EngineConfig) -> Engine:
     model_config = load_config(model_dir)
     module = model_module(model_config.architecture)
     ops = make_cpu_ops(config.threads)
-    spec = module.kv_spec(model_config)
+    spec = module.kv_spec(model_config, ops.kv_dtype)
     weights_bytes = module.weight_bytes(ops, model_config, checkpoint := open_checkpoint(model_dir))
     context, num_blocks = kv_sizes(config, model_config, spec, available_memory() - weights_bytes)
     block_bytes, max_blocks = spec.block_bytes(config.block_tokens), -(-context // config.block_tokens)

@@ -70,11 +70,17 @@ class HeadShape:
 class Ops(ABC):
     """One backend. Outputs are written to `out`; nothing is allocated but from the step's arena."""
 
+    kv_dtype = "float32"  # of the caches' elements
+
     # -- memory and weights -------------------------------------------------------------------------------------------
 
     @abstractmethod
     def alloc(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """A zeroed static buffer; lives as long as the returned array. For start-up, never inside a step."""
+
+    def alloc_mapped(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """Like `alloc`, but memory that the host and the steps both read and write: `Array.np` works on it."""
+        return self.alloc(shape, dtype)
 
     @abstractmethod
     def empty(self, *shape: int) -> Array:
@@ -103,6 +109,10 @@ class Ops(ABC):
     @abstractmethod
     def weight_bytes(self, n: int, k: int, dtype: np.dtype[Any]) -> int:
         """Bytes that a weight [n, k] stored as `dtype` takes once loaded."""
+
+    def table_bytes(self, n: int, k: int, tied: bool) -> int:
+        """Bytes that a table [n, k] takes beside the file that it is mapped from. tied: it is loaded as a weight as well."""
+        return 0
 
     # -- the ends of a step -------------------------------------------------------------------------------------------
 

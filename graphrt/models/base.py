@@ -17,8 +17,8 @@ from graphrt.weights import Checkpoint
 class Model(Protocol):
     """The functions that a model's module exports."""
 
-    def kv_spec(self, config: ModelConfig) -> KVSpec:
-        """The caches it keeps between steps."""
+    def kv_spec(self, config: ModelConfig, dtype: str) -> KVSpec:
+        """The caches it keeps between steps, of elements of the backend's type."""
 
     def weight_bytes(self, ops: Ops, config: ModelConfig, checkpoint: Checkpoint) -> int:
         """Memory that its weights take once loaded; asked before anything is loaded."""

@@ -67,14 +67,14 @@ def step(ops: Ops, w: Weights, b: StepView) -> Array:
     return logits
 
 
-def kv_spec(config: ModelConfig) -> KVSpec:
+def kv_spec(config: ModelConfig, dtype: str) -> KVSpec:
     """One paged cache with a key and a value per layer and head."""
-    return KVSpec((Paged(CACHE, (config.num_layers, 2, config.num_kv_heads), config.head_dim),))
+    return KVSpec((Paged(CACHE, (config.num_layers, 2, config.num_kv_heads), config.head_dim, dtype),))
 
 
 def weight_bytes(ops: Ops, config: ModelConfig, checkpoint: Checkpoint) -> int:
-    """Sum over the matrices; norms and tables mapped from the file are not worth counting."""
-    total = 0
+    """Sum over the matrices and the embedding; norms and rope tables are not worth counting."""
+    total = ops.table_bytes(config.vocab_size, config.hidden_size, config.tie_embeddings)
     for name, (n, k) in _matrices(config).items():
         total += ops.weight_bytes(n, k, checkpoint.tensor(name, (n, k)).dtype)
     return total

@@ -34,4 +34,4 @@ def load_model(model_dir: Path, ops: Ops, context: int, *, other_bytes: int = 0)
         need + other_bytes, f"{model_dir.name} (weights {need / 2**30:.2f} GiB, KV {other_bytes / 2**30:.2f} GiB)"
     )
     weights = model.load_weights(ops, config, checkpoint, context, OneRank())
-    return LoadedModel(config, model.kv_spec(config), weights, model)
+    return LoadedModel(config, model.kv_spec(config, ops.kv_dtype), weights, model)

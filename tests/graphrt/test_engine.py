@@ -248,7 +248,7 @@ def test_sizes_of_the_kv_memory(make_engine: Callable[..., Engine], tiny_model: 
     from graphrt.models.llama import kv_spec
 
     model = tiny_model("llama", head_dim=32, dtype="bf16")
-    config, spec = load_config(model), kv_spec(load_config(model))
+    config, spec = load_config(model), kv_spec(load_config(model), "float32")
     block = spec.block_bytes(16)
     base = EngineConfig(str(model), max_batch=4)
     assert kv_sizes(base, config, spec, 1 << 40) == (512, 4 * 32)
