@@ -183,6 +183,7 @@ class Engine:
             blocks_cached=pool.cached,
             decode_steps=c.steps["decode"],
             prefill_steps=c.steps["prefill"] + c.steps["score"],
+            eager_steps=self.graphs.eager_launches,
             prompt_tokens=c.prompt_tokens,
             generation_tokens=c.generation_tokens,
             prefix_queries=s.prefix_queries,

@@ -18,7 +18,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context: int | None = None  # tokens a sequence may have; None: the model's, if its KV fits
     max_waiting: int = 256  # requests queued beyond those running
     kv_bytes: int | None = None  # memory for KV blocks
-    prefill_chunk: int = 256  # most prompt tokens in one step
+    prefill_chunk: int | None = None  # most prompt tokens in one step; None: what suits the device
     block_tokens: int = 16
     threads: int | None = None
     run_ahead: int | None = None  # replays queued before the last one's tokens are read; None: what suits the device

@@ -6,18 +6,16 @@ import logging
 import os
 from pathlib import Path
 
+from graphrt.backend import CPU_KV_SHARE, Backend, make_backend
 from graphrt.block_pool import BlockPool, root_hash
 from graphrt.capture.delta import DeltaWriter
-from graphrt.capture.graph import CpuStepGraph, GraphSet
-from graphrt.capture.step_buffers import CacheArray, StepBuffers, StepSizes
+from graphrt.capture.step_buffers import CacheArray, StepBuffers
 from graphrt.capture.token_ring import TokenReader
 from graphrt.config import ModelConfig, load_config
 from graphrt.engine import Endpoint, Engine
 from graphrt.engine_config import EngineConfig
-from graphrt.errors import ConfigError, DeviceError, ModelError
-from graphrt.kernels.cpu_ops import make_cpu_ops
+from graphrt.errors import ConfigError, ModelError
 from graphrt.kv_spec import KVSpec
-from graphrt.memory import available_memory
 from graphrt.models.registry import load_model, model_module
 from graphrt.scheduler import Scheduler
 from graphrt.seam.records import EngineInfo
@@ -25,54 +23,43 @@ from graphrt.weights import open_checkpoint
 
 log = logging.getLogger(__name__)
 
-KV_SHARE = 0.5  # of the memory left beside the weights, when neither --ctx nor --kv-memory says more
-
 
 def run_engine(config: EngineConfig, endpoint: Endpoint) -> None:
     """Build the engine and serve. Raises `GraphrtError` when it cannot start."""
     build_engine(config).run(endpoint)
 
 
-def cpu_sizes(max_batch: int, prefill_chunk: int) -> StepSizes:
-    """Sizes for the CPU, where a graph costs nothing: fine steps keep padding small."""
-    decode = [n for n in (1, 2, 4, 6, *range(8, max_batch, 4)) if n < max_batch]
-    prefill = [n for n in (1, 2, 4, 8, *range(16, prefill_chunk, 16)) if n < prefill_chunk]
-    score = [n for n in (8, 32) if n < prefill_chunk]  # few: their logits are large
-    return StepSizes(
-        (*decode, max_batch), (*prefill, prefill_chunk), tuple(score) or (prefill_chunk,), min(8, max_batch)
-    )
+def build_engine(config: EngineConfig, backend: Backend | None = None) -> Engine:
+    """Load the model and allocate everything. ConfigError, ModelError or DeviceError with one clear message.
 
-
-def build_engine(config: EngineConfig) -> Engine:
-    """Load the model and allocate everything. ConfigError, ModelError or DeviceError with one clear message."""
+    backend: what to run on, None for what `config.device` names.
+    """
     config.check()
-    if config.device == "cuda":
-        raise DeviceError("--device cuda: this version has no CUDA backend; use --device cpu")
     model_dir = Path(config.model_dir)
     model_config = load_config(model_dir)
     module = model_module(model_config.architecture)
-    ops = make_cpu_ops(config.threads)
+    backend = backend or make_backend(config)
+    ops, sizes = backend.ops, backend.sizes
     spec = module.kv_spec(model_config, ops.kv_dtype)
     weights_bytes = module.weight_bytes(ops, model_config, checkpoint := open_checkpoint(model_dir))
-    context, num_blocks = kv_sizes(config, model_config, spec, available_memory() - weights_bytes)
+    memory = backend.memory() - backend.reserve
+    context, num_blocks = kv_sizes(config, model_config, spec, memory - weights_bytes, backend.kv_share)
     block_bytes, max_blocks = spec.block_bytes(config.block_tokens), -(-context // config.block_tokens)
     kv_bytes = num_blocks * block_bytes + config.max_batch * spec.slot_bytes()
 
-    loaded = load_model(model_dir, ops, context, other_bytes=kv_bytes)
+    loaded = load_model(model_dir, ops, context, other_bytes=kv_bytes, memory=memory)
     caches = {
         c.name: CacheArray(
             spec.array_shape(c, blocks=num_blocks, slots=config.max_batch, block_tokens=config.block_tokens), c.dtype
         )
         for c in spec.caches
     }
-    sizes = cpu_sizes(config.max_batch, config.prefill_chunk)
     buffers = StepBuffers(
         ops, sizes, slots=config.max_batch, max_blocks=max_blocks, vocab=model_config.vocab_size, caches=caches
     )
-    graphs = GraphSet(
-        ops, buffers, lambda view: CpuStepGraph(ops, lambda b: loaded.model.step(ops, loaded.weights, b), view)
-    )
-    delta, reader = DeltaWriter(buffers.delta), TokenReader(buffers.token_ring, buffers.logprob_ring)
+    graphs = backend.graphs(buffers, lambda b: loaded.model.step(ops, loaded.weights, b))
+    delta = DeltaWriter(buffers.delta)
+    reader = TokenReader(buffers.token_ring, buffers.logprob_ring, backend.poll)
     scheduler = Scheduler(
         delta,
         BlockPool(num_blocks),
@@ -85,14 +72,14 @@ def build_engine(config: EngineConfig) -> Engine:
     )
     info = EngineInfo(
         architecture=model_config.architecture,
-        device=f"cpu ({ops.name})",
+        device=backend.name,
         vocab_size=model_config.vocab_size,
         context=context,
         max_batch=config.max_batch,
         max_waiting=config.max_waiting,
         block_tokens=config.block_tokens,
         num_blocks=num_blocks,
-        run_ahead=config.run_ahead or 0,  # a launch on the CPU is the step itself: running ahead only wastes steps
+        run_ahead=backend.run_ahead if config.run_ahead is None else config.run_ahead,
         pid=os.getpid(),
     )
     return Engine(
@@ -100,8 +87,10 @@ def build_engine(config: EngineConfig) -> Engine:
     )
 
 
-def kv_sizes(config: EngineConfig, model: ModelConfig, spec: KVSpec, memory: int) -> tuple[int, int]:
-    """(context in tokens, number of blocks) that fit into `memory` bytes beside the weights.
+def kv_sizes(
+    config: EngineConfig, model: ModelConfig, spec: KVSpec, memory: int, share: float = CPU_KV_SHARE
+) -> tuple[int, int]:
+    """(context in tokens, number of blocks) that fit into `share` of `memory`, the bytes that the weights leave.
 
     ConfigError when the context asked for is longer than the model's, ModelError when the memory does not hold it.
     """
@@ -109,7 +98,7 @@ def kv_sizes(config: EngineConfig, model: ModelConfig, spec: KVSpec, memory: int
         raise ConfigError(f"--ctx {config.context}: the model's context is {model.max_position} tokens")
     tokens = config.block_tokens
     block_bytes = spec.block_bytes(tokens)
-    budget = config.kv_bytes if config.kv_bytes is not None else int(max(memory, 0) * KV_SHARE)
+    budget = config.kv_bytes if config.kv_bytes is not None else int(max(memory, 0) * share)
     budget_blocks = max(budget - config.max_batch * spec.slot_bytes(), 0) // block_bytes
     want = config.context or model.max_position
     if budget_blocks * tokens < want:

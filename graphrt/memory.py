@@ -23,9 +23,9 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
     return best
 
 
-def check_memory(need: int, what: str) -> None:
-    """ModelError when `what` needs more than the `need` bytes that are available."""
-    have = available_memory()
+def check_memory(need: int, what: str, have: int | None = None) -> None:
+    """ModelError when the `need` bytes of `what` are more than the `have` that there are; None asks this machine."""
+    have = available_memory() if have is None else have
     if need > have:
         raise ModelError(
             f"not enough memory: {what} needs {need / 2**30:.2f} GiB, {have / 2**30:.2f} GiB are available"

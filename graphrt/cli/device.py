@@ -12,8 +12,12 @@ def choose(asked: str, driver: Driver | None = None) -> tuple[str, str]:
     """(device, why). DeviceError when what is asked for cannot be had. `driver` None: probe this machine's."""
     if asked == "cpu":
         return "cpu", "as asked"
+    from graphrt.gpu import problem
+
     driver = driver or probe()
-    seen = f"{driver.gpus[0].name} found, but" if driver.fits else f"{driver.problem};"
+    why = problem(driver)
+    if not why:
+        return "cuda", driver.gpus[0].name
     if asked == "cuda":
-        raise DeviceError(f"device cuda: {seen} this version has no CUDA backend; use --device cpu or auto")
-    return "cpu", f"{seen} this version has no CUDA backend"
+        raise DeviceError(f"device cuda: {why}; use --device cpu or auto")
+    return "cpu", why

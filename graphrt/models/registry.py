@@ -24,14 +24,22 @@ def model_module(architecture: str) -> Model:
     return cast(Model, importlib.import_module(MODULES[architecture]))
 
 
-def load_model(model_dir: Path, ops: Ops, context: int, *, other_bytes: int = 0) -> LoadedModel:
-    """Load a model directory. `other_bytes`: memory that the caller will take beside the weights, for the check that all fits."""
+def load_model(
+    model_dir: Path, ops: Ops, context: int, *, other_bytes: int = 0, memory: int | None = None
+) -> LoadedModel:
+    """Load a model directory.
+
+    other_bytes: what the caller will take beside the weights, for the check that all fits. memory: the bytes that there are, None to
+    ask this machine.
+    """
     config = load_config(model_dir)
     model = model_module(config.architecture)
     checkpoint = open_checkpoint(model_dir)
     need = model.weight_bytes(ops, config, checkpoint)
     check_memory(
-        need + other_bytes, f"{model_dir.name} (weights {need / 2**30:.2f} GiB, KV {other_bytes / 2**30:.2f} GiB)"
+        need + other_bytes,
+        f"{model_dir.name} (weights {need / 2**30:.2f} GiB, KV {other_bytes / 2**30:.2f} GiB)",
+        memory,
     )
     weights = model.load_weights(ops, config, checkpoint, context, OneRank())
     return LoadedModel(config, model.kv_spec(config, ops.kv_dtype), weights, model)

@@ -87,7 +87,7 @@ class CudaDriver:
         self.sm_count = int(self.device.properties.multiprocessor_count)
         self.smem_per_block = int(self.device.properties.max_shared_memory_per_block_optin)
         self.jit = Jit(self.arch, cache_dir)
-        self.allocations = 0
+        self.allocations = self.eager_launches = 0
         self._smem: dict[KernelSpec, int] = {}  # what each loaded kernel may take
         self._cublas: Cublas | None = None
         self._capture: list[Any] | None = None
@@ -134,8 +134,7 @@ class CudaDriver:
             launch(self.stream, config, kernel, *args)
         except Exception as error:
             raise DeviceError(f"launching {describe(call)}: {error}") from error
-        if self._capture is not None:
-            self._capture.append(call)
+        self._note(call)
 
     def _kernel(self, call: KernelCall) -> Any:
         from cuda.bindings import driver as cu
@@ -157,8 +156,13 @@ class CudaDriver:
         if self._cublas is None:
             self._cublas = Cublas(int(self.handle), self.alloc((WORKSPACE,), np.uint8))
         self._cublas.matmul(x, w, out, accumulate)
-        if self._capture is not None:
-            self._capture.append((x, w, out))
+        self._note((x, w, out))
+
+    def _note(self, held: Any) -> None:
+        if self._capture is None:
+            self.eager_launches += 1
+        else:
+            self._capture.append(held)
 
     def prepare(self, specs: Iterable[KernelSpec], progress: Progress | None = None) -> None:
         self.jit.prepare(specs, min(os.cpu_count() or 1, MAX_COMPILERS), progress)

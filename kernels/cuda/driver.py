@@ -59,6 +59,8 @@ class Driver(Protocol):
     arch: str  # what kernels are compiled for, such as sm_90a
     sm_count: int
     smem_per_block: int  # bytes a block may take when it asks
+    eager_launches: int  # kernels and products launched outside of captures
+    allocations: int  # so far
 
     def alloc(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """Zeroed device memory. DeviceError when there is not enough."""

@@ -83,7 +83,7 @@ class FakeDriver:
         self.sm_count, self.smem_per_block, self.late = sm_count, smem_per_block, late
         self.memory = FakeMemory(memory)
         self.launches = 0  # kernels and products that ran
-        self.allocations = 0
+        self.allocations = self.eager_launches = 0
         self._twins = twins
         self._capture: list[Work] | None = None
         self._queue: deque[list[Work]] = deque()
@@ -170,6 +170,7 @@ class FakeDriver:
         if self._capture is not None:
             self._capture.append(work)
         else:
+            self.eager_launches += 1
             self.synchronize()
             self._run(work)
 

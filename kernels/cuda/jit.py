@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SOURCES = Path(__file__).parent
 ARCHES = ("sm_90a", "sm_100a", "sm_103a", "sm_120a")  # what CI compiles for; a device's own is asked from the device
 MIN_CAPABILITY = (9, 0)  # programmatic dependent launch and bulk copies
-PIP = "pip install 'graphrt[jit]'"
+PIP = "pip install 'graphrt[cuda]'"
 
 Progress = Callable[[int, int, "KernelSpec"], None]  # done, total, the one just done
 

@@ -69,7 +69,7 @@ def test_kernels_write_mapped_memory(driver: Driver) -> None:
 def test_kernels_read_mapped_memory(driver: Driver, rng: np.random.Generator) -> None:
     """Each replay sees what the host wrote before it was launched."""
     mapped, out = driver.alloc_mapped((64, 4), np.uint32), driver.alloc((1,), np.uint32)
-    graph = driver.capture(lambda: driver.launch(read_all(driver, mapped, out)))
+    graph = driver.capture(lambda: driver.launch(read_all(driver, mapped, out, 2)))
     want = 0
     for _ in range(5):
         mapped.np[:] = rng.integers(0, 1 << 32, (64, 4), dtype=np.uint32)
@@ -82,7 +82,7 @@ def test_kernels_read_mapped_memory(driver: Driver, rng: np.random.Generator) ->
 def test_a_capture_runs_nothing_and_replays_in_order(driver: Driver) -> None:
     a, b = driver.alloc((4096,), np.float32), driver.alloc((4096,), np.float32)
     total = driver.alloc((1,), np.uint32)
-    calls = [fill_bell(driver, a, 1, 1.0), fill_bell(driver, a, 2, 1.0), read_all(driver, a, total)]
+    calls = [fill_bell(driver, a, 1, 1.0), fill_bell(driver, a, 2, 1.0), read_all(driver, a, total, 2)]
     driver.prepare({c.spec for c in calls})
     graph = driver.capture(lambda: [driver.launch(c) for c in calls])  # type: ignore[arg-type,return-value]
     driver.synchronize()
@@ -148,7 +148,7 @@ def test_a_product_between_kernels_keeps_its_order(driver: Driver) -> None:
         driver.launch(fill_bell(driver, x, 3, 1.0))
         driver.launch(fill_bell(driver, w, 4, 1.0))
         driver.matmul(x, w, out, False)
-        driver.launch(read_all(driver, out, total))
+        driver.launch(read_all(driver, out, total, 2))
 
     graph = driver.capture(record)
     sums = set()
@@ -196,7 +196,7 @@ def test_nothing_is_allocated_inside_a_capture(driver: Driver) -> None:
 def test_arguments_live_as_long_as_the_graph(driver: Driver) -> None:
     total, temporary = driver.alloc((1,), np.uint32), [driver.alloc((1 << 20,), np.uint32)]
     # The only reference to the array that is left afterwards is the graph's.
-    graph = driver.capture(lambda: driver.launch(read_all(driver, temporary.pop(), total)))
+    graph = driver.capture(lambda: driver.launch(read_all(driver, temporary.pop(), total, 2)))
     others = [driver.alloc((1 << 20,), np.uint32) for _ in range(4)]
     for other in others:
         driver.upload(other, np.arange(1 << 20, dtype=np.uint32))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,7 +55,7 @@ def test_the_defaults(
     settings.check()
     assert (settings.host, settings.port, settings.model_name) == ("127.0.0.1", 8000, folder.name)
     assert settings.engine.device == "cpu"
-    assert "device cpu (no NVIDIA GPU;" in capsys.readouterr().err
+    assert "device cpu (no NVIDIA GPU)" in capsys.readouterr().err
 
 
 def test_without_a_model_the_default_is_fetched_once(
@@ -77,14 +79,38 @@ def test_without_a_model_the_default_is_fetched_once(
 
 def test_the_device_is_chosen_with_a_reason() -> None:
     assert device.choose("cpu", H200) == ("cpu", "as asked")
-    assert device.choose("auto", NO_GPU) == ("cpu", "no NVIDIA GPU; this version has no CUDA backend")
-    assert device.choose("auto", H200) == ("cpu", "NVIDIA H200 found, but this version has no CUDA backend")
+    assert device.choose("auto", NO_GPU) == ("cpu", "no NVIDIA GPU")
+    assert device.choose("auto", H200) == ("cuda", "NVIDIA H200")
+    assert device.choose("cuda", H200) == ("cuda", "NVIDIA H200")
 
 
-@pytest.mark.parametrize("driver", [NO_GPU, H200])
-def test_cuda_is_refused(driver: Driver) -> None:
-    with pytest.raises(DeviceError, match="this version has no CUDA backend; use --device cpu or auto"):
+A100 = replace(H200, gpus=(Gpu("NVIDIA A100", 80 << 30, (8, 0)),))
+OLD_DRIVER = replace(H200, cuda=(12, 4), problem="the driver supports CUDA 12.4, needed is 13.0 (driver 580 or newer)")
+
+
+@pytest.mark.parametrize(
+    ("driver", "why"),
+    [
+        (NO_GPU, "no NVIDIA GPU"),
+        (OLD_DRIVER, r"the driver supports CUDA 12\.4, needed is 13\.0 \(driver 580 or newer\)"),
+        (A100, r"NVIDIA A100 has compute capability 8\.0, needed is 9\.0 \(Hopper\) or newer"),
+    ],
+)
+def test_cuda_is_refused_with_the_reason(driver: Driver, why: str) -> None:
+    with pytest.raises(DeviceError, match=f"^device cuda: {why}; use --device cpu or auto$"):
         device.choose("cuda", driver)
+    chosen, said = device.choose("auto", driver)
+    assert chosen == "cpu" and re.fullmatch(why, said)
+
+
+def test_missing_packages_are_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr("graphrt.kernels.cuda.jit.importlib.import_module", absent)
+    with pytest.raises(DeviceError, match=r"cuda\.core.*pip install 'graphrt\[cuda\]'"):
+        device.choose("cuda", H200)
+    assert device.choose("auto", H200)[0] == "cpu"
 
 
 def test_asking_for_cuda_fails_before_anything_is_fetched(
