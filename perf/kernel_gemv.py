@@ -111,7 +111,7 @@ def chosen(s: Shape, rows: int) -> dict[str, GemvTuning]:
 
 
 def uniform(
-    s: Shape, rows: int, stage_k: int, budget: int, warps: int, per_sm: int, least: int
+    s: Shape, rows: int, unit: int, stage_k: int, budget: int, warps: int, per_sm: int, least: int, prefetch: int
 ) -> dict[str, GemvTuning]:
     """The same cut everywhere, as many stages as the budget holds."""
     tunes = {}
@@ -119,9 +119,9 @@ def uniform(
         ("qkv", s.hidden), ("o", s.heads * s.head_dim), ("gate_up", s.hidden), ("down", s.ffn), ("head", s.hidden),
     ):  # fmt: skip
         cut = min(stage_k, -(-k // 64) * 64)
-        size = GemvTuning(cut, 1).stage_bytes
+        size = GemvTuning(unit, cut, 1).stage_bytes
         stages = max(min((budget - rows * (2 * k + 64)) // size, 16), 2)
-        tunes[name] = GemvTuning(cut, stages, warps, per_sm, least)
+        tunes[name] = GemvTuning(unit, cut, stages, warps, per_sm, least, prefetch)
     return tunes
 
 
@@ -150,15 +150,12 @@ def main() -> None:
     chain = Chain(driver, shape, options.rows)
     variants = {"chosen": chosen(shape, options.rows)}
     if options.sweep:
-        for (budget, least), stage_k, warps, per_sm in itertools.product(
-            ((74, 3), (110, 2), (54, 4), (36, 6)), (512, 1024, 2048), (4, 8), (1, 2)
-        ):
-            if per_sm == 2 and budget > 60:
-                continue
+        for unit, stage_k, warps, prefetch in itertools.product((8, 16), (512, 1024, 2048), (4, 8), (0, 4, 8)):
+            budget, least, per_sm = 74, 3, 1
             try:
-                tune = uniform(shape, options.rows, stage_k, budget * 1024 - 1536, warps, per_sm, least)
+                tune = uniform(shape, options.rows, unit, stage_k, budget * 1024 - 1536, warps, per_sm, least, prefetch)
                 if max(t.smem(options.rows, shape.ffn) for t in tune.values()) < 220 * 1024:
-                    variants[f"{budget}K k{stage_k} w{warps} x{per_sm}"] = tune
+                    variants[f"u{unit} k{stage_k} w{warps} p{prefetch}"] = tune
             except ValueError:
                 continue
     rows = []

@@ -64,6 +64,11 @@ inline __device__ void bulk_copy(void* smem, const void* global, u32 bytes, u64*
         : "memory");
 }
 
+// Asks for memory to come into L2; nothing waits for it.
+inline __device__ void bulk_prefetch(const void* global, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 // -- tensor cores -----------------------------------------------------------------------------------------------------
 
 // c[16, 8] += a[16, 16] · b[16, 8], bf16 with f32 accumulation. Lane l holds rows l/4 and l/4 + 8, columns 2(l%4) and the next.

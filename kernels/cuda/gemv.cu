@@ -3,9 +3,10 @@
 // Bound by the bytes of w. The trick: a warp of its own streams w into a ring of shared memory by bulk copies and starts before the
 // predecessor kernel has ended, so that memory never rests between kernels; the other warps only wait, multiply on tensor cores and reduce.
 //
-// A unit is 8 rows of w and 8 values of each output row, chosen so that what an epilogue combines lies in one unit: 4 gate rows with
-// their 4 up rows, 4 rows of a head's first half with their partners in the second. Warps share a unit by its columns. Within 32 columns
+// A unit is 8 or 16 rows of w and as many values of each output row, chosen so that what an epilogue combines lies in one unit: gate rows
+// with their up rows, rows of a head's first half with their partners in the second. Warps share a unit by its columns. Within 32 columns
 // both operands take them in the same permuted order, which lets a lane load 16 contiguous bytes instead of shuffling fragments.
+// Shared memory holds only so much of what is to come, so the first tiles beyond the ring are asked into L2 as well.
 #include "bulk.cuh"
 
 #define RESIDUAL 0   // x[ROWS, n] += act · wᵀ
@@ -15,14 +16,19 @@
 #define PLAIN 4      // norm, product: float32 out
 
 constexpr int CHUNK = 32;  // columns that a warp multiplies at a time
-constexpr int UNIT = 8;
+constexpr int HALF = UNIT / 2;
+constexpr int N_TILES = UNIT / 8;  // products of 8 columns that share the activations
 constexpr int PITCH = STAGE_K * 2 + 64;  // bytes of a stage's row: neighbours start half the banks apart
 constexpr int STAGE_BYTES = UNIT * PITCH;
+constexpr int CHUNKS = STAGE_K / CHUNK;
 constexpr int TILES = (K + STAGE_K - 1) / STAGE_K;  // stages of a unit
 constexpr int X_PITCH = K * 2 + 64;
 constexpr int CONSUMERS = WARPS * WARP;
 constexpr bool NORMED = MODE != RESIDUAL;
-static_assert(K % CHUNK == 0 && STAGE_K % CHUNK == 0 && D <= K && D % 4 == 0 && ROWS >= 1 && ROWS <= 2);
+constexpr u32 ENDING_LANES = ROWS * UNIT == WARP ? ALL_LANES : (1u << ROWS * UNIT % WARP) - 1;  // of warp 0, one an output value
+static_assert(TILES == 1 || CHUNKS % WARPS == 0, "a warp's chunks are the same in every tile");
+static_assert(WINDOW >= 1 && WINDOW <= STAGES, "a stage is waited for before it is filled again");
+static_assert(K % CHUNK == 0 && STAGE_K % CHUNK == 0 && D <= K && D % 8 == 0 && ROWS >= 1 && ROWS <= 2 && (UNIT == 8 || UNIT == 16));
 
 struct Args {
     const u16* w;           // [n padded to 8, K]
@@ -43,10 +49,10 @@ struct Args {
 
 // Row `i` of unit `u`.
 inline __device__ i64 weight_row(const Args& a, int u, int i) {
-    if constexpr (MODE == GATE_UP) return i64(u) * 4 + (i & 3) + (i >= 4 ? a.n / 2 : 0);
+    if constexpr (MODE == GATE_UP) return i64(u) * HALF + i % HALF + (i >= HALF ? a.n / 2 : 0);
     if constexpr (MODE == QKV) {
         constexpr int per_head = HEAD_DIM / UNIT;
-        return i64(u / per_head) * HEAD_DIM + (u % per_head) * 4 + (i & 3) + (i >= 4 ? HEAD_DIM / 2 : 0);
+        return i64(u / per_head) * HEAD_DIM + (u % per_head) * HALF + i % HALF + (i >= HALF ? HEAD_DIM / 2 : 0);
     }
     return i64(u) * UNIT + i;
 }
@@ -56,91 +62,118 @@ struct Ring {
     u64 empty[STAGES];
 };
 
+// A row that there is: a unit of 16 may end beyond the padded rows.
+inline __device__ const u16* row_start(const Args& a, int u, int i) {
+    const i64 last = (a.n + 7) / 8 * 8 - 1, row = weight_row(a, u, i);
+    return a.w + (row < last ? row : last) * K;
+}
+
+inline __device__ void prefetch_tiles(const Args& a, int first, int lane) {
+    for (int q = first; q < first + PREFETCH; ++q) {
+        const int u = blockIdx.x + q / TILES * gridDim.x, t = q % TILES;
+        if (u < a.units && lane < UNIT)
+            bulk_prefetch(row_start(a, u, lane) + t * STAGE_K, 2 * min(STAGE_K, K - t * STAGE_K));
+    }
+}
+
 inline __device__ void produce(const Args& a, char* stages, Ring& ring, int lane) {
     const u64 policy = evict_first_policy();
-    int stage = 0;
-    u32 parity = 1;  // the first round finds every stage empty
-    bool launched = false;
-    int filled = 0;
-    for (int u = blockIdx.x; u < a.units; u += gridDim.x) {
-        const u16* row = lane < UNIT ? a.w + weight_row(a, u, lane) * K : nullptr;
-        for (int t = 0; t < TILES; ++t) {
-            barrier_wait(&ring.empty[stage], parity);
-            const u32 bytes = 2 * min(STAGE_K, K - t * STAGE_K);
-            if (lane == 0) barrier_arrive_expect(&ring.full[stage], UNIT * bytes);
-            __syncwarp();
-            if (lane < UNIT)
-                bulk_copy(stages + stage * STAGE_BYTES + lane * PITCH, row + t * STAGE_K, bytes, &ring.full[stage], policy);
-            if (++stage == STAGES) stage = 0, parity ^= 1;
-            if (++filled == STAGES && !launched) pdl_launch(), launched = true;
+    const int mine = (a.units - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x) * TILES;
+    for (int q = 0; q < mine; ++q) {
+        if (q == STAGES) {
+            pdl_launch();
+            prefetch_tiles(a, STAGES, lane);
         }
+        const int stage = q % STAGES, t = q % TILES;
+        if (q >= STAGES) barrier_wait(&ring.empty[stage], (q / STAGES - 1) & 1);
+        // More in flight than the memory system holds would only stand in the way of the activations.
+        if (q >= WINDOW) barrier_wait(&ring.full[(q - WINDOW) % STAGES], (q - WINDOW) / STAGES & 1);
+        const u32 bytes = 2 * min(STAGE_K, K - t * STAGE_K);
+        if (lane == 0) barrier_arrive_expect(&ring.full[stage], UNIT * bytes);
+        __syncwarp();
+        if (lane < UNIT)
+            bulk_copy(stages + stage * STAGE_BYTES + lane * PITCH,
+                      row_start(a, blockIdx.x + q / TILES * gridDim.x, lane) + t * STAGE_K, bytes, &ring.full[stage], policy);
     }
-    if (!launched) pdl_launch();
+    if (mine <= STAGES) pdl_launch();
     pdl_wait();
 }
 
-// The sum over the consumer warps, in each of their threads; `which`: the row.
-inline __device__ float consumer_sum(float v, float* scratch) {
-    v = warp_sum(v);
-    if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = v;
-    named_barrier(1, CONSUMERS);
-    float total = scratch[0];
-#pragma unroll
-    for (int w = 1; w < WARPS; ++w) total += scratch[w];
-    return total;
-}
-
-// The activations in shared memory as bf16 rows, zeros in the padding columns.
-inline __device__ void load_rows(const Args& a, char* xs, float* scratch) {
-    constexpr int VECS = (K / 4 + CONSUMERS - 1) / CONSUMERS;
-    const int t = threadIdx.x;
+// This warp's columns of the activations, in shared memory as bf16, zeros in the padding columns: nobody else reads them, so no warp waits
+// for another. The norm's scale is one number a row; it multiplies the product, where the sum of squares has had time to arrive.
+// `released` runs when the loads are on their way.
+template <typename Released>
+inline __device__ void load_rows(const Args& a, char* xs, float (*squares)[ROWS], int warp, int lane, Released released) {
+    constexpr int GROUPS = (K / 8 + CONSUMERS - 1) / CONSUMERS;  // of 8 columns that a lane takes
+    constexpr bool HELD = GROUPS <= 2;                           // the norm's weights wait in registers
+    const auto column = [&](int v) {  // a warp's chunks are every WARPS-th
+        const int g = lane + v * WARP;
+        return ((g / 4) * WARPS + warp) * CHUNK + g % 4 * 8;
+    };
     if constexpr (!NORMED) {
         pdl_wait();
+        released();
         const u16* act = static_cast<const u16*>(a.act);
-        for (int r = 0; r < ROWS; ++r)
-#pragma unroll 4
-            for (int i = t; i < K / 4; i += CONSUMERS) {
-                uint2 v = make_uint2(0, 0);
-                if (4 * i < D) v = *reinterpret_cast<const uint2*>(act + i64(r) * D + 4 * i);
-                *reinterpret_cast<uint2*>(xs + r * X_PITCH + 8 * i) = v;
-            }
-    } else {
-        static_assert(!NORMED || VECS <= 8, "the row is held in registers");
-        float4 g[VECS];
+        for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
-        for (int v = 0; v < VECS; ++v) {
-            const int i = t + v * CONSUMERS;
-            g[v] = 4 * i < D ? reinterpret_cast<const float4*>(a.norm)[i] : make_float4(0, 0, 0, 0);
+            for (int v = 0; v < GROUPS; ++v) {
+                const int k = column(v);
+                if (k >= K) continue;
+                uint4 x = make_uint4(0, 0, 0, 0);
+                if (k < D) x = *reinterpret_cast<const uint4*>(act + i64(r) * D + k);
+                *reinterpret_cast<uint4*>(xs + r * X_PITCH + 2 * k) = x;
+            }
+        }
+    } else {
+        const auto load = [](const float* p, int k, bool real, float4& lo, float4& hi) {
+            lo = hi = make_float4(0, 0, 0, 0);
+            if (real && k < D) lo = *reinterpret_cast<const float4*>(p + k), hi = *reinterpret_cast<const float4*>(p + k + 4);
+        };
+        float4 glo[GROUPS], ghi[GROUPS];
+        if constexpr (HELD) {
+#pragma unroll
+            for (int v = 0; v < GROUPS; ++v) load(a.norm, column(v), true, glo[v], ghi[v]);
         }
         pdl_wait();
-        const float* x = static_cast<const float*>(a.act);
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             const int from = MODE == HEAD ? a.rows[r] : r;
-            float4 p[VECS];
+            const float* x = static_cast<const float*>(a.act) + i64(from == PAD ? 0 : from) * D;
+            float4 lo[GROUPS], hi[GROUPS];
+#pragma unroll
+            for (int v = 0; v < GROUPS; ++v) load(x, column(v), from != PAD, lo[v], hi[v]);
+            if (r == 0) released();
             float square = 0;
 #pragma unroll
-            for (int v = 0; v < VECS; ++v) {
-                const int i = t + v * CONSUMERS;
-                p[v] = 4 * i < D && from != PAD ? reinterpret_cast<const float4*>(x + i64(from) * D)[i]
-                                                : make_float4(0, 0, 0, 0);
-                square += p[v].x * p[v].x + p[v].y * p[v].y + p[v].z * p[v].z + p[v].w * p[v].w;
+            for (int v = 0; v < GROUPS; ++v) {
+                const int k = column(v);
+                if constexpr (!HELD) load(a.norm, k, true, glo[v], ghi[v]);
+                square += lo[v].x * lo[v].x + lo[v].y * lo[v].y + lo[v].z * lo[v].z + lo[v].w * lo[v].w;
+                square += hi[v].x * hi[v].x + hi[v].y * hi[v].y + hi[v].z * hi[v].z + hi[v].w * hi[v].w;
+                if (k < K)
+                    *reinterpret_cast<uint4*>(xs + r * X_PITCH + 2 * k) =
+                        make_uint4(pack_bf16(lo[v].x * glo[v].x, lo[v].y * glo[v].y), pack_bf16(lo[v].z * glo[v].z, lo[v].w * glo[v].w),
+                                   pack_bf16(hi[v].x * ghi[v].x, hi[v].y * ghi[v].y), pack_bf16(hi[v].z * ghi[v].z, hi[v].w * ghi[v].w));
             }
-            const float scale = rsqrtf(consumer_sum(square, scratch + r * WARPS) / D + a.eps);
-#pragma unroll
-            for (int v = 0; v < VECS; ++v) {
-                const int i = t + v * CONSUMERS;
-                if (4 * i < K)
-                    *reinterpret_cast<uint2*>(xs + r * X_PITCH + 8 * i) =
-                        make_uint2(pack_bf16(p[v].x * scale * g[v].x, p[v].y * scale * g[v].y),
-                                   pack_bf16(p[v].z * scale * g[v].z, p[v].w * scale * g[v].w));
-            }
+            square = warp_sum(square);
+            if (lane == 0) squares[warp][r] = square;
         }
     }
-    named_barrier(1, CONSUMERS);
+    __syncwarp();
 }
 
-// What the epilogue of a unit needs from memory, loaded before the unit's product so that nothing waits for it.
+// 32 columns of the unit's rows times those of the activations.
+inline __device__ void multiply(float (&c)[N_TILES][2][4], const char* w, const char* x) {
+    const uint4 xv = *reinterpret_cast<const uint4*>(x);
+#pragma unroll
+    for (int k = 0; k < N_TILES; ++k) {
+        const uint4 wv = *reinterpret_cast<const uint4*>(w + k * 8 * PITCH);
+        mma_bf16(c[k][0], xv.x, 0, xv.y, 0, wv.x, wv.y);
+        mma_bf16(c[k][1], xv.z, 0, xv.w, 0, wv.z, wv.w);
+    }
+}
+
+// What the epilogue of a unit needs from memory, loaded a unit ahead so that nothing waits for it.
 struct Before {
     float bias, old, cosine, sine;
 };
@@ -159,7 +192,7 @@ inline __device__ Before before(const Args& a, int u, int row, int col, const Pl
     if constexpr (MODE == QKV) {
         constexpr int per_head = HEAD_DIM / UNIT;
         if (u / per_head < a.heads + a.kv_heads) {
-            const i64 at = i64(place.position) * (HEAD_DIM / 2) + (u % per_head) * 4 + (col & 3);
+            const i64 at = i64(place.position) * (HEAD_DIM / 2) + (u % per_head) * HALF + col % HALF;
             b.cosine = a.cosines[at], b.sine = a.sines[at];
         }
     }
@@ -174,13 +207,13 @@ inline __device__ void finish(const Args& a, int u, int row, int col, float v, c
     } else if constexpr (MODE == HEAD || MODE == PLAIN) {
         if (n < a.n) static_cast<float*>(a.out)[i64(row) * a.n + n] = v;
     } else {
-        const float partner = __shfl_xor_sync(ROWS == 1 ? 0xffu : 0xffffu, v, 4);
+        const float partner = __shfl_xor_sync(ENDING_LANES, v, HALF);
         if constexpr (MODE == GATE_UP) {
-            if (col < 4) static_cast<u16*>(a.out)[i64(row) * (a.n / 2) + n] = f32_to_bf16(silu(v) * partner);
+            if (col < HALF) static_cast<u16*>(a.out)[i64(row) * (a.n / 2) + n] = f32_to_bf16(silu(v) * partner);
         } else {
             constexpr int per_head = HEAD_DIM / UNIT;
             const int head = u / per_head, d = int(n - i64(head) * HEAD_DIM);
-            if (head < a.heads + a.kv_heads) v = v * b.cosine + (col < 4 ? -partner : partner) * b.sine;
+            if (head < a.heads + a.kv_heads) v = v * b.cosine + (col < HALF ? -partner : partner) * b.sine;
             if (head < a.heads) {
                 static_cast<u16*>(a.out)[(i64(row) * a.heads + head) * HEAD_DIM + d] = f32_to_bf16(v);
             } else if (place.slot != PAD) {
@@ -201,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, MIN_BLOCKS)
     extern __shared__ __align__(128) char smem[];
     __shared__ Ring ring;
     __shared__ float partial[2][WARPS][ROWS][UNIT];
-    __shared__ float scratch[ROWS * WARPS];
+    __shared__ float squares[WARPS][ROWS];
     char* xs = smem + STAGES * STAGE_BYTES;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 
@@ -215,50 +248,61 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, MIN_BLOCKS)
         produce(a, smem, ring, lane);
         return;
     }
-    load_rows(a, xs, scratch);
-
     const int row = threadIdx.x / UNIT, col = threadIdx.x % UNIT;
     const bool ends = threadIdx.x < ROWS * UNIT;
     Place place = {0, PAD, 0};
-    if constexpr (MODE == QKV) {
-        if (ends) {
-            place.position = positions[row], place.slot = row_slot[row];
-            if (place.slot != PAD) place.block = block_table[i64(place.slot) * max_blocks + place.position / BLOCK_TOKENS];
-        }
-    }
+    load_rows(a, xs, squares, warp, lane, [&] {
+        if constexpr (MODE == QKV)
+            if (ends) place.position = positions[row], place.slot = row_slot[row];
+    });
+    if constexpr (MODE == QKV)
+        if (ends && place.slot != PAD) place.block = block_table[i64(place.slot) * max_blocks + place.position / BLOCK_TOKENS];
+    Before next = {0, 0, 0, 0};
+    if (ends) next = before(a, blockIdx.x, row, col, place);
     int stage = 0, buffer = 0;
     u32 parity = 0;
-    const char* my_x = xs + (lane / 4 < ROWS ? lane / 4 : 0) * X_PITCH + (lane % 4) * 16;
+    // Lanes of rows that there are not multiply row 0 again; nobody reads what comes of it.
+    const char* my_x = xs + (lane / 4 < ROWS ? lane / 4 : 0) * X_PITCH + (lane % 4) * 16 + warp * CHUNK * 2;
+    const char* my_w = smem + (lane / 4) * PITCH + (lane % 4) * 16 + warp * CHUNK * 2;
     pdl_before_stores();
     for (int u = blockIdx.x; u < units; u += gridDim.x, buffer ^= 1) {
-        Before b = {0, 0, 0, 0};
-        if (ends) b = before(a, u, row, col, place);
-        float c[4] = {0, 0, 0, 0};
+        const Before b = next;  // one unit ahead
+        if (ends && u + gridDim.x < units) next = before(a, u + gridDim.x, row, col, place);
+        float c[N_TILES][2][4] = {};  // two chains each: a product waits for the one before it in its chain
         for (int t = 0; t < TILES; ++t) {
             barrier_wait(&ring.full[stage], parity);
-            const char* tile = smem + stage * STAGE_BYTES + (lane / 4) * PITCH + (lane % 4) * 16;
-            const int chunks = (TILES * STAGE_K == K ? STAGE_K : min(STAGE_K, K - t * STAGE_K)) / CHUNK;
-#pragma unroll 4
-            for (int i = warp; i < chunks; i += WARPS) {
-                const uint4 wv = *reinterpret_cast<const uint4*>(tile + i * (CHUNK * 2));
-                uint4 xv = make_uint4(0, 0, 0, 0);
-                if (lane / 4 < ROWS) xv = *reinterpret_cast<const uint4*>(my_x + (t * STAGE_K + i * CHUNK) * 2);
-                mma_bf16(c, xv.x, 0, xv.y, 0, wv.x, wv.y);
-                mma_bf16(c, xv.z, 0, xv.w, 0, wv.z, wv.w);
+            const char* tile = my_w + stage * STAGE_BYTES;
+            const char* x = my_x + t * STAGE_K * 2;
+            if constexpr (K % STAGE_K == 0 && CHUNKS % WARPS == 0) {
+#pragma unroll
+                for (int j = 0; j < CHUNKS / WARPS; ++j) multiply(c, tile + j * WARPS * CHUNK * 2, x + j * WARPS * CHUNK * 2);
+            } else {
+                const int chunks = min(STAGE_K, K - t * STAGE_K) / CHUNK - warp;
+#pragma unroll 2
+                for (int j = 0; j < chunks; j += WARPS) multiply(c, tile + j * CHUNK * 2, x + j * CHUNK * 2);
             }
             __syncwarp();
             if (lane == 0) barrier_arrive(&ring.empty[stage]);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
         if (lane / 4 < ROWS) {
-            partial[buffer][warp][lane / 4][2 * (lane % 4)] = c[0];
-            partial[buffer][warp][lane / 4][2 * (lane % 4) + 1] = c[1];
+#pragma unroll
+            for (int k = 0; k < N_TILES; ++k) {
+                float* to = &partial[buffer][warp][lane / 4][8 * k + 2 * (lane % 4)];
+                to[0] = c[k][0][0] + c[k][1][0], to[1] = c[k][0][1] + c[k][1][1];
+            }
         }
         named_barrier(1, CONSUMERS);
         if (ends) {
             float v = 0;
 #pragma unroll
             for (int k = 0; k < WARPS; ++k) v += partial[buffer][k][row][col];
+            if constexpr (NORMED) {
+                float square = 0;
+#pragma unroll
+                for (int k = 0; k < WARPS; ++k) square += squares[k][row];
+                v *= rsqrtf(square / D + eps);
+            }
             finish(a, u, row, col, v, b, place);
         }
     }

@@ -8,7 +8,7 @@ import numpy as np
 
 from graphrt.kernels.array import Array
 from graphrt.kernels.cuda.driver import Driver, KernelCall
-from graphrt.kernels.cuda.gemv_tuning import UNIT, GemvTuning, choose
+from graphrt.kernels.cuda.gemv_tuning import GemvTuning, choose
 from graphrt.kernels.cuda.gemv_twin import gemv_twin
 from graphrt.kernels.cuda.jit import KernelSpec
 from graphrt.kernels.ops import AttentionWeights, HeadShape, Linear, MlpWeights, Rope
@@ -44,21 +44,24 @@ def gemv_spec(
         d=d,
         head_dim=head_dim,
         block_tokens=block_tokens,
+        unit=tuning.unit,
         stage_k=tuning.stage_k,
         stages=tuning.stages,
         warps=tuning.warps,
         min_blocks=tuning.min_blocks,
+        prefetch=tuning.prefetch,
+        window=min(tuning.window, tuning.stages),
     )
 
 
 def fits(mode: Mode, rows: int, w: Linear, head_dim: int = 64) -> bool:
     """Whether the kernel takes this shape; what it does not take goes another way."""
     k = w.data.shape[1]
-    if rows > MAX_ROWS or w.k % 4 or (mode is not Mode.RESIDUAL and k > MAX_NORMED):
+    if rows > MAX_ROWS or w.k % 8 or (mode is not Mode.RESIDUAL and k > MAX_NORMED):
         return False
-    if mode is Mode.GATE_UP and w.n % 8:
+    if mode is Mode.GATE_UP and w.n % 16:
         return False
-    return mode is not Mode.QKV or head_dim % UNIT == 0
+    return mode is not Mode.QKV or head_dim % 16 == 0
 
 
 def _call(
@@ -82,7 +85,7 @@ def _call(
     tuning = tuning or choose(mode is not Mode.RESIDUAL, rows, w.n, k)
     block_tokens = cache.shape[4] if cache is not None else 32
     spec = gemv_spec(mode, rows, k, w.k, tuning, heads.head_dim if heads else 64, block_tokens)
-    units = -(-w.n // UNIT)
+    units = -(-w.n // tuning.unit)
     i32 = np.int32
     return KernelCall(
         spec,

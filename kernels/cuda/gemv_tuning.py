@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-UNIT = 8  # rows of w that a block takes at a time
 SMEM_SHARED = 74 * 1024  # bytes a block, so that three grids fit on a multiprocessor side by side
 SMEM_PORTABLE = 98 * 1024
 STATIC = 1536  # bytes, at most, of what the kernel declares itself
@@ -12,16 +11,20 @@ STATIC = 1536  # bytes, at most, of what the kernel declares itself
 
 @dataclass(frozen=True, slots=True)
 class GemvTuning:
-    """stage_k: columns of a stage; stages: of the ring; warps: that multiply; blocks_per_sm: of the grid.
+    """unit: rows of w that a block takes at a time, 8 or 16. stage_k: columns of a stage; stages: of the ring. warps: that multiply.
 
-    min_blocks: that the compiler must leave registers for.
+    blocks_per_sm: of the grid. min_blocks: that the compiler must leave registers for. prefetch: stages asked into L2 beyond the ring.
+    window: stages in flight at a time.
     """
 
+    unit: int
     stage_k: int
     stages: int
     warps: int = 8
     blocks_per_sm: int = 1
     min_blocks: int = 3
+    prefetch: int = 0
+    window: int = 2
 
     def smem(self, rows: int, k: int) -> int:
         """Bytes of dynamic shared memory: the ring, and the activations as bf16."""
@@ -29,7 +32,7 @@ class GemvTuning:
 
     @property
     def stage_bytes(self) -> int:
-        return UNIT * (2 * self.stage_k + 64)
+        return self.unit * (2 * self.stage_k + 64)
 
 
 def choose(normed: bool, rows: int, n: int, k: int) -> GemvTuning:
@@ -37,10 +40,11 @@ def choose(normed: bool, rows: int, n: int, k: int) -> GemvTuning:
 
     ValueError when the activations alone fill a block's memory.
     """
+    unit = 8
     stage_k = min(1024, -(-k // 64) * 64)
-    size = GemvTuning(stage_k, 1).stage_bytes
+    size = GemvTuning(unit, stage_k, 1).stage_bytes
     for budget in (SMEM_SHARED, SMEM_PORTABLE):
         stages = min((budget - STATIC - rows * (2 * k + 64)) // size, 8)
         if stages >= 2:
-            return GemvTuning(stage_k, stages, min_blocks=3 if budget == SMEM_SHARED else 2)
+            return GemvTuning(unit, stage_k, stages, min_blocks=3 if budget == SMEM_SHARED else 2)
     raise ValueError(f"{rows} rows of {k} columns leave no room for weights in {SMEM_PORTABLE} bytes")

@@ -20,13 +20,6 @@ def bf16(a: NDArray[Any]) -> NDArray[np.float64]:
     return a.astype(np.float32).astype(BF16).astype(np.float64)
 
 
-def normed_rows(x: NDArray[Any], weight: NDArray[Any], eps: float) -> NDArray[np.float64]:
-    """RMS norm of x [R, D] in float64, rounded to bf16."""
-    wide = x.astype(np.float64)
-    scale = 1 / np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + float(eps))
-    return bf16(wide * scale * weight.astype(np.float64))
-
-
 def gemv_twin(call: KernelCall, args: list[Any]) -> None:
     """Writes `out` (and the cache) in place, from arrays of the shapes that the call was built with."""
     w, bias, norm, act, out, picked, positions, row_slot, block_table, cos, sin, cache, n, *rest = args
@@ -38,8 +31,12 @@ def gemv_twin(call: KernelCall, args: list[Any]) -> None:
         if mode == HEAD:
             live = picked != abi.PAD
             act = np.where(live[:, None], act[np.where(live, picked, 0)], 0)
-        a = normed_rows(act, norm, eps)
+        wide = act.astype(np.float64)
+        a = bf16(wide * norm.astype(np.float64))
+        scale = 1 / np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + float(eps))
     product = a @ w[:n, :d].astype(np.float64).T
+    if mode != RESIDUAL:
+        product *= scale  # one number a row: it is as good after the product, and rounds no more
     if bias is not None:
         product += bias
     if mode == RESIDUAL:
