@@ -259,7 +259,7 @@ def test_sizes_of_the_kv_memory(make_engine: Callable[..., Engine], tiny_model: 
         kv_sizes(asked, config, spec, 20 * block)
     with pytest.raises(ConfigError, match=r"--ctx 513: the model's context is 512 tokens"):
         kv_sizes(EngineConfig(str(model), context=513), config, spec, 1 << 40)
-    with pytest.raises(DeviceError, match="^device cuda: .*; use --device cpu or auto$"):
+    with pytest.raises(DeviceError, match=r"^device cuda: .*; use --device cpu or auto$"):
         build_engine(EngineConfig(str(model), device="cuda"))
     with pytest.raises(ConfigError, match="max_batch is 0: must be from 1 to 256"):
         build_engine(EngineConfig(str(model), max_batch=0))
