@@ -78,4 +78,10 @@ def _die_with(parent_pid: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    if code:
+        # Not through the interpreter's end: what is freed there would wait for a device that hangs.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(0)
