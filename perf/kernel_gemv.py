@@ -102,11 +102,11 @@ class _Step:
 def chosen(s: Shape, rows: int) -> dict[str, GemvTuning]:
     """The default tuning of each product."""
     return {
-        "qkv": choose(True, rows, (s.heads + 2 * s.kv_heads) * s.head_dim, s.hidden),
-        "o": choose(False, rows, s.hidden, s.heads * s.head_dim),
-        "gate_up": choose(True, rows, 2 * s.ffn, s.hidden),
-        "down": choose(False, rows, s.hidden, s.ffn),
-        "head": choose(True, rows, s.vocab, s.hidden),
+        "qkv": choose(rows, (s.heads + 2 * s.kv_heads) * s.head_dim, s.hidden),
+        "o": choose(rows, s.hidden, s.heads * s.head_dim),
+        "gate_up": choose(rows, 2 * s.ffn, s.hidden),
+        "down": choose(rows, s.hidden, s.ffn),
+        "head": choose(rows, s.vocab, s.hidden),
     }
 
 

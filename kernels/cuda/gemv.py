@@ -82,7 +82,7 @@ def _call(
     tuning: GemvTuning | None = None,
 ) -> KernelCall:
     k = w.data.shape[1]
-    tuning = tuning or choose(mode is not Mode.RESIDUAL, rows, w.n, k)
+    tuning = tuning or choose(rows, w.n, k)
     block_tokens = cache.shape[4] if cache is not None else 32
     spec = gemv_spec(mode, rows, k, w.k, tuning, heads.head_dim if heads else 64, block_tokens)
     units = -(-w.n // tuning.unit)
@@ -194,6 +194,6 @@ def representative_specs() -> list[KernelSpec]:
             (Mode.PLAIN, 960, 576),
             (Mode.RESIDUAL, 4096, 14336),
         ):
-            specs.append(gemv_spec(mode, rows, k, k, choose(mode is not Mode.RESIDUAL, rows, n, k)))
-    specs.append(gemv_spec(Mode.QKV, 2, 256, 240, choose(True, 2, 400, 256), head_dim=80, block_tokens=16))
+            specs.append(gemv_spec(mode, rows, k, k, choose(rows, n, k)))
+    specs.append(gemv_spec(Mode.QKV, 2, 256, 240, choose(2, 400, 256), head_dim=80, block_tokens=16))
     return specs

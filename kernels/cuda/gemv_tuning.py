@@ -35,16 +35,18 @@ class GemvTuning:
         return self.unit * (2 * self.stage_k + 64)
 
 
-def choose(normed: bool, rows: int, n: int, k: int) -> GemvTuning:
-    """As many stages as leave room for the neighbours in time; a stage is 16 KB where rows are long enough.
+def choose(rows: int, n: int, k: int) -> GemvTuning:
+    """The longest stages of which two fit: memory is read fastest in long runs, and two in flight a block keep it busy.
 
-    ValueError when the activations alone fill a block's memory.
+    Measured on one H200 over a chain of all products of a 1.2B model: stages of 2048 columns 679 µs, of 1024 715 µs, of 512
+    930 µs; 16 rows a unit, or more stages in flight, are slower between kernels of different shapes. ValueError when the
+    activations alone fill a block's memory.
     """
-    unit = 8
-    stage_k = min(1024, -(-k // 64) * 64)
-    size = GemvTuning(unit, stage_k, 1).stage_bytes
-    for budget in (SMEM_SHARED, SMEM_PORTABLE):
-        stages = min((budget - STATIC - rows * (2 * k + 64)) // size, 8)
-        if stages >= 2:
-            return GemvTuning(unit, stage_k, stages, min_blocks=3 if budget == SMEM_SHARED else 2)
+    for longest in (2048, 1024, 512):
+        stage_k = min(longest, -(-k // 64) * 64)
+        size = GemvTuning(8, stage_k, 1).stage_bytes
+        for budget in (SMEM_SHARED, SMEM_PORTABLE):
+            stages = min((budget - STATIC - rows * (2 * k + 64)) // size, 8)
+            if stages >= 2:
+                return GemvTuning(8, stage_k, stages, min_blocks=3 if budget == SMEM_SHARED else 2)
     raise ValueError(f"{rows} rows of {k} columns leave no room for weights in {SMEM_PORTABLE} bytes")
