@@ -8,7 +8,7 @@ from typing import Any
 from graphrt.kernels.cuda.driver import Twin
 from graphrt.kernels.cuda.jit import KernelSpec
 
-MODULES: tuple[str, ...] = ("gemv", "probe", "fill", "elementwise", "rms_norm", "heads")
+MODULES: tuple[str, ...] = ("gemv", "probe", "fill", "elementwise", "rms_norm", "heads", "begin_step", "commit_step")
 
 
 def all_specs() -> list[KernelSpec]:
