@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -32,7 +32,12 @@ class FakeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reply: Literal["echo", "count"] = "count"
 
 
-class _Running:
+S = TypeVar("S", bound=FakeSettings)
+
+
+class Running:
+    """A sequence that gets tokens."""
+
     __slots__ = ("due", "produced", "request")
 
     def __init__(self, request: Submit, due: float) -> None:
@@ -50,7 +55,7 @@ class FakeEngine:
         self._max_batch = config.max_batch
         self._max_waiting = config.max_waiting
         self._context = min(settings.context, config.context or settings.context)
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Running] = {}
         self._waiting: deque[Submit] = deque()
         self._drain_until: float | None = None
         self._steps = 0
@@ -63,20 +68,7 @@ class FakeEngine:
     def run(self) -> None:
         """Until drained, terminated or without a server."""
         endpoint = self._endpoint
-        endpoint.send(
-            EngineInfo(
-                architecture="fake",
-                device="cpu",
-                vocab_size=self._settings.vocab_size,
-                context=self._context,
-                max_batch=self._max_batch,
-                max_waiting=self._max_waiting,
-                block_tokens=16,
-                num_blocks=0,
-                run_ahead=0,
-                pid=os.getpid(),
-            )
-        )
+        endpoint.send(self._info())
         step_s = self._settings.step_ms / 1000
         next_step = time.monotonic()
         while not endpoint.terminate_requested and endpoint.server_alive():
@@ -97,6 +89,20 @@ class FakeEngine:
             else:
                 time.sleep(next_step - now)  # `wait` is no finer than 1 ms
         self._give_up()
+
+    def _info(self) -> EngineInfo:
+        return EngineInfo(
+            architecture="fake",
+            device="cpu",
+            vocab_size=self._settings.vocab_size,
+            context=self._context,
+            max_batch=self._max_batch,
+            max_waiting=self._max_waiting,
+            block_tokens=16,
+            num_blocks=0,
+            run_ahead=0,
+            pid=os.getpid(),
+        )
 
     def _take_in(self) -> None:
         for record in self._endpoint.poll():
@@ -125,7 +131,12 @@ class FakeEngine:
         while self._waiting and len(self._running) < self._max_batch:
             request = self._waiting.popleft()
             self._prompt_tokens += len(request.tokens)
-            self._running[request.id] = _Running(request, time.monotonic() + self._settings.prefill_ms / 1000)
+            row = Running(request, time.monotonic() + self._settings.prefill_ms / 1000)
+            self._running[request.id] = row
+            self._begin(row)
+
+    def _begin(self, row: Running) -> None:
+        """For other rhythms than one step for all."""
 
     def _cancel(self, request_id: int) -> None:
         queued = next((request for request in self._waiting if request.id == request_id), None)
@@ -192,14 +203,14 @@ class FakeEngine:
         )
 
 
-def parse_settings(text: str) -> FakeSettings:
+def parse_settings(text: str, kind: type[S] = FakeSettings) -> S:  # type: ignore[assignment]
     """`fake:` and comma-separated `name=value`. `ConfigError` for an unknown name or a value of the wrong kind."""
-    kind, _, rest = text.partition(":")
+    name, _, rest = text.partition(":")
     pairs = [pair.partition("=") for pair in rest.split(",") if pair]
-    if kind != "fake":
+    if name != "fake":
         raise ConfigError(f"the fake engine's settings start with 'fake:', not {text!r}")
     try:
-        return msgspec.convert({name: value for name, _, value in pairs}, FakeSettings, strict=False)
+        return msgspec.convert({key: value for key, _, value in pairs}, kind, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"the fake engine's settings {text!r}: {error}") from None
 

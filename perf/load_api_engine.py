@@ -1,0 +1,108 @@
+"""The engine of the server's load test: it emits tokens at a fixed rate, and each token is the time at which it was sent.
+
+    EngineClient.launch(EngineConfig("fake:step_ms=20,pattern=burst"), runner="graphrt.perf.load_api_engine:run_engine")
+
+A token id is CLOCK_MONOTONIC in microseconds, which all processes of a machine share. The pattern "burst" gives every sequence
+its token in one record, as a batch step does; "staggered" gives each sequence a phase of its own and one record a token.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import random
+import time
+from typing import Literal
+
+from graphrt.engine_config import EngineConfig
+from graphrt.perf.fake_engine import FakeEngine, FakeSettings, Running, parse_settings
+from graphrt.seam.endpoint import EngineEndpoint
+from graphrt.seam.records import Output, TokenOut
+
+
+class ClockSettings(FakeSettings, frozen=True, forbid_unknown_fields=True):
+    """`step_ms` is the time between two tokens of a sequence. `cpu` pins the process there; -1 leaves it free."""
+
+    pattern: Literal["burst", "staggered"] = "burst"
+    cpu: int = -1
+
+
+class ClockEngine(FakeEngine):
+    """Due times are absolute: a step that comes late does not slow the rate down, until one is missed whole."""
+
+    def __init__(self, config: EngineConfig, settings: ClockSettings, endpoint: EngineEndpoint) -> None:
+        super().__init__(config, settings, endpoint)
+        self._period = settings.step_ms / 1000
+        self._burst = settings.pattern == "burst"
+        self._random = random.Random(0)
+        self._due: list[tuple[float, int]] = []  # a heap of (time, request)
+
+    def run(self) -> None:
+        """Until drained, terminated or without a server."""
+        endpoint = self._endpoint
+        endpoint.send(self._info())
+        while not endpoint.terminate_requested and endpoint.server_alive():
+            self._take_in()
+            now = time.monotonic()
+            if self._drain_until is not None and (now >= self._drain_until or not self._running):
+                break
+            if not self._running:
+                self._due.clear()
+                self._send_stats(now)
+                endpoint.wait(None)
+                continue
+            rest = self._due[0][0] - now
+            if rest <= 0:
+                self._step(now)
+                self._send_stats(now)
+            elif rest > 0.002:
+                endpoint.wait(rest - 0.001)
+            else:
+                time.sleep(rest)  # `wait` is no finer than 1 ms
+        self._give_up()
+
+    def _begin(self, row: Running) -> None:
+        now = time.monotonic()
+        if self._burst:
+            due = (now // self._period + 1) * self._period
+        else:
+            due = now + self._random.random() * self._period
+        heapq.heappush(self._due, (due, row.request.id))
+
+    def _step(self, now: float) -> None:
+        items: list[TokenOut] = []
+        stamp = time.monotonic_ns() // 1000
+        while self._due and self._due[0][0] <= now:
+            due, request_id = heapq.heappop(self._due)
+            row = self._running.get(request_id)
+            if row is None:
+                continue  # cancelled
+            if not self._burst:
+                stamp = time.monotonic_ns() // 1000
+            item = self._next_token(row, stamp)
+            if not item.finish:
+                heapq.heappush(self._due, (max(due + self._period, now), request_id))
+            if self._burst:
+                items.append(item)
+            else:
+                self._endpoint.send(Output([item]))
+        self._steps += 1
+        if items:
+            self._endpoint.send(Output(items))
+
+    def _next_token(self, row: Running, stamp: int) -> TokenOut:
+        row.produced += 1
+        self._tokens += 1
+        request = row.request
+        if row.produced < request.max_tokens:
+            return TokenOut(request.id, [stamp])
+        del self._running[request.id]
+        return self._ended(request.id, [stamp], "length")
+
+
+def run_engine(config: EngineConfig, endpoint: EngineEndpoint) -> None:
+    """The runner."""
+    settings = parse_settings(config.model_dir, ClockSettings)
+    if settings.cpu >= 0:
+        os.sched_setaffinity(0, {settings.cpu})
+    ClockEngine(config, settings, endpoint).run()
