@@ -18,10 +18,10 @@ from graphrt.kernels.numpy_ops import NumpyOps
 from graphrt.kernels.step_state import StepKind, StepView
 
 ARRAYS = (
-    "tokens positions row_slot sample_rows targets next_tokens slots block_table bias_ids bias_values prompt_seen"
-    " output_counts control token_ring logprob_ring decode_rows prefill_tokens prefill_positions prefill_slots"
-    " prefill_samples score_targets"
-).split()
+    "tokens", "positions", "row_slot", "sample_rows", "targets", "next_tokens", "slots", "block_table", "bias_ids",
+    "bias_values", "prompt_seen", "output_counts", "control", "token_ring", "logprob_ring", "decode_rows",
+    "prefill_tokens", "prefill_positions", "prefill_slots", "prefill_samples", "score_targets",
+)  # fmt: skip
 
 
 def packed_slot(rng: np.random.Generator, **fields: Any) -> bytes:
@@ -75,7 +75,9 @@ class StepPair:
             delta.patch_slot(slot, packed)
 
     def publish(self) -> int:
-        return [delta.publish() for delta in self.deltas][0]
+        step, other = (delta.publish() for delta in self.deltas)
+        assert step == other
+        return step
 
     def fill(self, name: str, values: NDArray[Any]) -> None:
         """Set an array on both sides."""

@@ -26,7 +26,7 @@ def test_words_of_a_slot() -> None:
 
 def test_sizes_and_codes() -> None:
     c = constants()
-    for name in "MAX_STOP_IDS MAX_BIAS MAX_LOGPROBS PATCH_HEADER RECORD_HEADER TOKEN_WORDS".split():
+    for name in ("MAX_STOP_IDS", "MAX_BIAS", "MAX_LOGPROBS", "PATCH_HEADER", "RECORD_HEADER", "TOKEN_WORDS"):
         assert c[name] == getattr(abi, name), name
     assert (c["STATE_RUNNING"], c["STATE_DONE"]) == (abi.SlotState.RUNNING, abi.SlotState.DONE)
     assert (c["FLAG_GOES_ON"], c["FLAG_STOP"], c["FLAG_LENGTH"]) == tuple(abi.TokenFlag)
