@@ -6,6 +6,7 @@ from graphrt.doctor.driver import Driver, probe
 from graphrt.errors import DeviceError
 
 CHOICES = ("auto", "cpu", "cuda")
+MAX_BATCH = {"cpu": 8, "cuda": 64}  # sequences at once, where nobody said how many
 
 
 def choose(asked: str, driver: Driver | None = None) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import secrets
 import sys
 from typing import Any
 
+from graphrt.cli import device
 from graphrt.cli.parser import integer, number
 from graphrt.errors import ConfigError, RequestError
 
@@ -34,6 +35,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--seed", type=integer(0, (1 << 64) - 1), metavar="N", help="makes a sampled reply repeatable (default: random)"
     )
+    parser.add_argument("--device", choices=device.CHOICES, default="auto", help="where to run (default %(default)s)")
     parser.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
     parser.add_argument("--json", action="store_true", help="one JSON object at the end instead of a stream")
     parser.set_defaults(run=run)
@@ -50,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from graphrt.seam.records import MAX_STOP_IDS, Sampling
     from graphrt.tokenizer import Tokenizer
 
+    chosen, _ = device.choose(args.device)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     model_dir = obtain(args.model)
     config = load_config(model_dir)
@@ -65,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
         sampling=Sampling(
             temperature=args.temperature, seed=secrets.randbits(64) if args.seed is None else args.seed
         ),
+        device=chosen,
     )
     result = asyncio.run(reply(request, tokenizer, (lambda text: None) if args.json else _print_piece))
     if args.json:

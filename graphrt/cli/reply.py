@@ -27,6 +27,7 @@ class Request:
     max_tokens: int
     stop_ids: list[int]
     sampling: Sampling
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,10 @@ async def reply(request: Request, tokenizer: Tokenizer, show: Callable[[str], No
     """Start an engine for this one request, pass the text to `show` as it comes, end the engine. Raises `GraphrtError`."""
     started = time.perf_counter()
     config = EngineConfig(
-        model_dir=str(request.model_dir), max_batch=1, context=len(request.tokens) + request.max_tokens
+        model_dir=str(request.model_dir),
+        device=request.device,
+        max_batch=1,
+        context=len(request.tokens) + request.max_tokens,
     )
     client = await EngineClient.launch(config, start_timeout_s=_START_TIMEOUT_S)
     try:

@@ -36,11 +36,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--device", choices=device.CHOICES, default="auto", help="where to run (default %(default)s)")
     parser.add_argument(
-        "--max-batch",
-        type=integer(1, MAX_BATCH),
-        default=8,
-        metavar="N",
-        help="sequences at once (default %(default)s)",
+        "--max-batch", type=integer(1, MAX_BATCH), metavar="N", help="sequences at once (default 8, on a GPU 64)"
     )
     parser.add_argument(
         "--ctx", type=integer(1, MAX_CONTEXT), metavar="N", help="tokens a sequence may have (default: the model's)"
@@ -50,6 +46,10 @@ def add(commands: Any) -> None:
         help="requests queued before the answer is 429 (default %(default)s)",
     )  # fmt: skip
     parser.add_argument("--kv-memory", type=size, metavar="SIZE", help="memory for the KV cache, such as 2GiB")
+    parser.add_argument(
+        "--prefill-chunk", type=integer(1, 65536), metavar="N",
+        help="most prompt tokens in one step (default 256, on a GPU 1024)",
+    )  # fmt: skip
     parser.add_argument("--threads", type=integer(1, 1024), metavar="N", help="CPU threads (default: all cores)")
     parser.add_argument(
         "--served-model-name", metavar="NAME", help="what clients call the model (default: its directory)"
@@ -73,10 +73,11 @@ def run(args: argparse.Namespace) -> int:
         engine=EngineConfig(
             model_dir=str(model_dir),
             device=chosen,
-            max_batch=args.max_batch,
+            max_batch=args.max_batch or device.MAX_BATCH[chosen],
             context=args.ctx,
             max_waiting=args.max_waiting,
             kv_bytes=args.kv_memory,
+            prefill_chunk=args.prefill_chunk,
             threads=args.threads,
         ),
         host=args.host,

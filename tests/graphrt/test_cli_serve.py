@@ -84,6 +84,20 @@ def test_the_device_is_chosen_with_a_reason() -> None:
     assert device.choose("cuda", H200) == ("cuda", "NVIDIA H200")
 
 
+def test_the_batch_suits_the_device_unless_it_is_given(
+    served: list[ServerSettings], tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphrt.cli.device.probe", lambda: H200)
+    folder = str(tiny_model("llama"))
+    for flags in ("", "--device cpu", "--max-batch 3 --prefill-chunk 2048"):
+        assert cli.main(["serve", folder, *flags.split()]) == 0
+    assert [(s.engine.device, s.engine.max_batch, s.engine.prefill_chunk) for s in served] == [
+        ("cuda", 64, None),
+        ("cpu", 8, None),
+        ("cuda", 3, 2048),
+    ]
+
+
 A100 = replace(H200, gpus=(Gpu("NVIDIA A100", 80 << 30, (8, 0)),))
 OLD_DRIVER = replace(H200, cuda=(12, 4), problem="the driver supports CUDA 12.4, needed is 13.0 (driver 580 or newer)")
 

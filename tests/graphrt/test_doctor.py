@@ -140,6 +140,9 @@ def test_lines_about_the_gpu() -> None:
     h200 = Gpu("NVIDIA H200", 141 << 30, (9, 0))
     two = Driver((13, 0), "580.95", (h200, h200), "")
     assert accelerator.gpu(two).detail.startswith("2 x NVIDIA H200 (141.0 GiB, sm_90)")
+    assert accelerator.gpu(two).state == "ok"
+    a100 = accelerator.gpu(Driver((13, 0), "580.95", (Gpu("NVIDIA A100", 80 << 30, (8, 0)),), ""))
+    assert a100.state == "optional" and "needed is sm_90 (Hopper) or newer" in a100.detail
     assert accelerator.driver_release(two) == Check("driver", "ok", "580.95, supports CUDA 13.0")
     old = accelerator.driver_release(Driver((12, 8), "570.1", (h200,), "too old"))
     assert old.state == "optional" and "CUDA 12.8: too old" in old.detail and "580" in old.fix
