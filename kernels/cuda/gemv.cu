@@ -1,9 +1,10 @@
 // out[ROWS, n] = act[ROWS, k] · w[n, k]ᵀ for one or two rows, with what stands before and after it in a decoder layer.
 //
 // Bound by the bytes of w. The trick: a warp of its own streams w into a ring of shared memory by bulk copies and starts before the
-// predecessor kernel has ended, so that memory never rests between kernels; the other warps only wait, multiply on tensor cores and reduce.
+// predecessor kernel has ended, so that memory never rests between kernels. Others only multiply, on tensor cores; one more adds up and finishes a unit while they
+// are at the next.
 //
-// A unit is 8 or 16 rows of w and as many values of each output row, chosen so that what an epilogue combines lies in one unit: gate rows
+// A unit is 4, 8 or 16 rows of w and as many values of each output row, chosen so that what an epilogue combines lies in one unit: gate rows
 // with their up rows, rows of a head's first half with their partners in the second. Warps share a unit by its columns. Within 32 columns
 // both operands take them in the same permuted order, which lets a lane load 16 contiguous bytes instead of shuffling fragments.
 // Shared memory holds only so much of what is to come, so the first tiles beyond the ring are asked into L2 as well.
@@ -17,7 +18,8 @@
 
 constexpr int CHUNK = 32;  // columns that a warp multiplies at a time
 constexpr int HALF = UNIT / 2;
-constexpr int N_TILES = UNIT / 8;  // products of 8 columns that share the activations
+constexpr int N_TILES = UNIT > 8 ? UNIT / 8 : 1;  // products of 8 columns that share the activations
+constexpr int N_ROWS = UNIT < 8 ? UNIT : 8;       // of such a product; of 4, each is there twice
 constexpr int PITCH = STAGE_K * 2 + 64;  // bytes of a stage's row: neighbours start half the banks apart
 constexpr int STAGE_BYTES = UNIT * PITCH;
 constexpr int CHUNKS = STAGE_K / CHUNK;
@@ -25,10 +27,11 @@ constexpr int TILES = (K + STAGE_K - 1) / STAGE_K;  // stages of a unit
 constexpr int X_PITCH = K * 2 + 64;
 constexpr int CONSUMERS = WARPS * WARP;
 constexpr bool NORMED = MODE != RESIDUAL;
-constexpr u32 ENDING_LANES = ROWS * UNIT == WARP ? ALL_LANES : (1u << ROWS * UNIT % WARP) - 1;  // of warp 0, one an output value
+constexpr int OUTPUTS = ROWS * UNIT;  // of a unit; the finishing warp has WARP / OUTPUTS lanes for each
+constexpr int CHAINS = N_TILES == 1 ? 4 : 2;  // independent sums: a product waits for the one before it in its chain
 static_assert(TILES == 1 || CHUNKS % WARPS == 0, "a warp's chunks are the same in every tile");
 static_assert(WINDOW >= 1 && WINDOW <= STAGES, "a stage is waited for before it is filled again");
-static_assert(K % CHUNK == 0 && STAGE_K % CHUNK == 0 && D <= K && D % 8 == 0 && ROWS >= 1 && ROWS <= 2 && (UNIT == 8 || UNIT == 16));
+static_assert(K % CHUNK == 0 && STAGE_K % CHUNK == 0 && D <= K && D % 8 == 0 && ROWS >= 1 && ROWS <= 2 && (UNIT == 4 || UNIT == 8 || UNIT == 16));
 
 struct Args {
     const u16* w;           // [n padded to 8, K]
@@ -57,9 +60,9 @@ inline __device__ i64 weight_row(const Args& a, int u, int i) {
     return i64(u) * UNIT + i;
 }
 
-struct Ring {
-    u64 full[STAGES];
-    u64 empty[STAGES];
+struct Barriers {
+    u64 full[STAGES], empty[STAGES];  // of the ring's stages
+    u64 summed[2], taken[2];          // of the two sets of partial sums
 };
 
 // A row that there is: a unit of 16 may end beyond the padded rows.
@@ -76,7 +79,7 @@ inline __device__ void prefetch_tiles(const Args& a, int first, int lane) {
     }
 }
 
-inline __device__ void produce(const Args& a, char* stages, Ring& ring, int lane) {
+inline __device__ void produce(const Args& a, char* stages, Barriers& ring, int lane) {
     const u64 policy = evict_first_policy();
     const int mine = (a.units - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x) * TILES;
     for (int q = 0; q < mine; ++q) {
@@ -101,9 +104,7 @@ inline __device__ void produce(const Args& a, char* stages, Ring& ring, int lane
 
 // This warp's columns of the activations, in shared memory as bf16, zeros in the padding columns: nobody else reads them, so no warp waits
 // for another. The norm's scale is one number a row; it multiplies the product, where the sum of squares has had time to arrive.
-// `released` runs when the loads are on their way.
-template <typename Released>
-inline __device__ void load_rows(const Args& a, char* xs, float (*squares)[ROWS], int warp, int lane, Released released) {
+inline __device__ void load_rows(const Args& a, char* xs, float (*squares)[ROWS], int warp, int lane) {
     constexpr int GROUPS = (K / 8 + CONSUMERS - 1) / CONSUMERS;  // of 8 columns that a lane takes
     constexpr bool HELD = GROUPS <= 2;                           // the norm's weights wait in registers
     const auto column = [&](int v) {  // a warp's chunks are every WARPS-th
@@ -112,7 +113,6 @@ inline __device__ void load_rows(const Args& a, char* xs, float (*squares)[ROWS]
     };
     if constexpr (!NORMED) {
         pdl_wait();
-        released();
         const u16* act = static_cast<const u16*>(a.act);
         for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
@@ -142,7 +142,6 @@ inline __device__ void load_rows(const Args& a, char* xs, float (*squares)[ROWS]
             float4 lo[GROUPS], hi[GROUPS];
 #pragma unroll
             for (int v = 0; v < GROUPS; ++v) load(x, column(v), from != PAD, lo[v], hi[v]);
-            if (r == 0) released();
             float square = 0;
 #pragma unroll
             for (int v = 0; v < GROUPS; ++v) {
@@ -162,14 +161,14 @@ inline __device__ void load_rows(const Args& a, char* xs, float (*squares)[ROWS]
     __syncwarp();
 }
 
-// 32 columns of the unit's rows times those of the activations.
-inline __device__ void multiply(float (&c)[N_TILES][2][4], const char* w, const char* x) {
+// 32 columns of the unit's rows times those of the activations, into two of the chains.
+inline __device__ void multiply(float (&c)[N_TILES][CHAINS][4], int chain, const char* w, const char* x) {
     const uint4 xv = *reinterpret_cast<const uint4*>(x);
 #pragma unroll
     for (int k = 0; k < N_TILES; ++k) {
         const uint4 wv = *reinterpret_cast<const uint4*>(w + k * 8 * PITCH);
-        mma_bf16(c[k][0], xv.x, 0, xv.y, 0, wv.x, wv.y);
-        mma_bf16(c[k][1], xv.z, 0, xv.w, 0, wv.z, wv.w);
+        mma_bf16(c[k][chain], xv.x, 0, xv.y, 0, wv.x, wv.y);
+        mma_bf16(c[k][chain + 1], xv.z, 0, xv.w, 0, wv.z, wv.w);
     }
 }
 
@@ -199,21 +198,22 @@ inline __device__ Before before(const Args& a, int u, int row, int col, const Pl
     return b;
 }
 
-inline __device__ void finish(const Args& a, int u, int row, int col, float v, const Before& b, const Place& place) {
+inline __device__ void finish(const Args& a, int u, int row, int col, float v, const Before& b, const Place& place, bool stores) {
     const i64 n = weight_row(a, u, col);
     v += b.bias;
     if constexpr (MODE == RESIDUAL) {
-        if (n < a.n) static_cast<float*>(a.out)[i64(row) * a.n + n] = b.old + v;
+        if (stores && n < a.n) static_cast<float*>(a.out)[i64(row) * a.n + n] = b.old + v;
     } else if constexpr (MODE == HEAD || MODE == PLAIN) {
-        if (n < a.n) static_cast<float*>(a.out)[i64(row) * a.n + n] = v;
+        if (stores && n < a.n) static_cast<float*>(a.out)[i64(row) * a.n + n] = v;
     } else {
-        const float partner = __shfl_xor_sync(ENDING_LANES, v, HALF);
+        const float partner = __shfl_xor_sync(ALL_LANES, v, HALF);
         if constexpr (MODE == GATE_UP) {
-            if (col < HALF) static_cast<u16*>(a.out)[i64(row) * (a.n / 2) + n] = f32_to_bf16(silu(v) * partner);
+            if (stores && col < HALF) static_cast<u16*>(a.out)[i64(row) * (a.n / 2) + n] = f32_to_bf16(silu(v) * partner);
         } else {
             constexpr int per_head = HEAD_DIM / UNIT;
             const int head = u / per_head, d = int(n - i64(head) * HEAD_DIM);
             if (head < a.heads + a.kv_heads) v = v * b.cosine + (col < HALF ? -partner : partner) * b.sine;
+            if (!stores) return;
             if (head < a.heads) {
                 static_cast<u16*>(a.out)[(i64(row) * a.heads + head) * HEAD_DIM + d] = f32_to_bf16(v);
             } else if (place.slot != PAD) {
@@ -225,14 +225,48 @@ inline __device__ void finish(const Args& a, int u, int row, int col, float v, c
     }
 }
 
-extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, MIN_BLOCKS)
+// The finishing warp: adds up what the others have of a unit, in a fixed order, and writes it.
+inline __device__ void finish_units(const Args& a, float (*partial)[WARPS][ROWS][UNIT], float (*squares)[ROWS], Barriers& ring, int lane) {
+    const int output = lane % OUTPUTS, part = lane / OUTPUTS, row = output / UNIT, col = output % UNIT;
+    pdl_wait();
+    Place place = {0, PAD, 0};
+    if constexpr (MODE == QKV) {
+        place.position = a.positions[row], place.slot = a.row_slot[row];
+        if (place.slot != PAD) place.block = a.block_table[i64(place.slot) * a.max_blocks + place.position / BLOCK_TOKENS];
+    }
+    Before next = {0, 0, 0, 0};
+    if (blockIdx.x < a.units) next = before(a, blockIdx.x, row, col, place);
+    float scale = 1;
+    int i = 0;
+    pdl_before_stores();
+    for (int u = blockIdx.x; u < a.units; u += gridDim.x, ++i) {
+        const Before b = next;  // loaded a unit ahead
+        if (u + gridDim.x < a.units) next = before(a, u + gridDim.x, row, col, place);
+        barrier_wait(&ring.summed[i & 1], i / 2 & 1);
+        if (NORMED && i == 0) {
+            float square = 0;
+#pragma unroll
+            for (int k = 0; k < WARPS; ++k) square += squares[k][row];
+            scale = rsqrtf(square / D + a.eps);
+        }
+        float v = 0;
+#pragma unroll
+        for (int k = part; k < WARPS; k += WARP / OUTPUTS) v += partial[i & 1][k][row][col];
+#pragma unroll
+        for (int offset = OUTPUTS; offset < WARP; offset *= 2) v += __shfl_xor_sync(ALL_LANES, v, offset);
+        if (lane == 0) barrier_arrive(&ring.taken[i & 1]);
+        finish(a, u, row, col, v * scale, b, place, part == 0);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(CONSUMERS + 2 * WARP, MIN_BLOCKS)
     gemv(const u16* w, const float* bias, const float* norm, const void* act, void* out, const int* rows, const int* positions,
          const int* row_slot, const int* block_table, const float* cosines, const float* sines, u16* cache, int n, int units,
          int max_blocks, int layer, int layers, int heads, int kv_heads, float eps) {
     const Args a = {w,      bias,  norm,  act, out,   rows,       positions, row_slot, block_table, cosines,
                     sines,  cache, n,     units, max_blocks, layer,   layers,    heads,    kv_heads,    eps};
     extern __shared__ __align__(128) char smem[];
-    __shared__ Ring ring;
+    __shared__ Barriers ring;
     __shared__ float partial[2][WARPS][ROWS][UNIT];
     __shared__ float squares[WARPS][ROWS];
     char* xs = smem + STAGES * STAGE_BYTES;
@@ -241,6 +275,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, MIN_BLOCKS)
     pdl_begin();
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) barrier_init(&ring.full[s], 1), barrier_init(&ring.empty[s], WARPS);
+        for (int s = 0; s < 2; ++s) barrier_init(&ring.summed[s], WARPS), barrier_init(&ring.taken[s], 1);
         barrier_init_fence();
     }
     __syncthreads();
@@ -248,62 +283,47 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, MIN_BLOCKS)
         produce(a, smem, ring, lane);
         return;
     }
-    const int row = threadIdx.x / UNIT, col = threadIdx.x % UNIT;
-    const bool ends = threadIdx.x < ROWS * UNIT;
-    Place place = {0, PAD, 0};
-    load_rows(a, xs, squares, warp, lane, [&] {
-        if constexpr (MODE == QKV)
-            if (ends) place.position = positions[row], place.slot = row_slot[row];
-    });
-    if constexpr (MODE == QKV)
-        if (ends && place.slot != PAD) place.block = block_table[i64(place.slot) * max_blocks + place.position / BLOCK_TOKENS];
-    Before next = {0, 0, 0, 0};
-    if (ends) next = before(a, blockIdx.x, row, col, place);
-    int stage = 0, buffer = 0;
+    if (warp == WARPS + 1) {
+        finish_units(a, partial, squares, ring, lane);
+        return;
+    }
+    load_rows(a, xs, squares, warp, lane);
+
+    int stage = 0, i = 0;
     u32 parity = 0;
     // Lanes of rows that there are not multiply row 0 again; nobody reads what comes of it.
     const char* my_x = xs + (lane / 4 < ROWS ? lane / 4 : 0) * X_PITCH + (lane % 4) * 16 + warp * CHUNK * 2;
-    const char* my_w = smem + (lane / 4) * PITCH + (lane % 4) * 16 + warp * CHUNK * 2;
-    pdl_before_stores();
-    for (int u = blockIdx.x; u < units; u += gridDim.x, buffer ^= 1) {
-        const Before b = next;  // one unit ahead
-        if (ends && u + gridDim.x < units) next = before(a, u + gridDim.x, row, col, place);
-        float c[N_TILES][2][4] = {};  // two chains each: a product waits for the one before it in its chain
+    const char* my_w = smem + (lane / 4 % N_ROWS) * PITCH + (lane % 4) * 16 + warp * CHUNK * 2;
+    for (int u = blockIdx.x; u < units; u += gridDim.x, ++i) {
+        float c[N_TILES][CHAINS][4] = {};
         for (int t = 0; t < TILES; ++t) {
             barrier_wait(&ring.full[stage], parity);
             const char* tile = my_w + stage * STAGE_BYTES;
             const char* x = my_x + t * STAGE_K * 2;
             if constexpr (K % STAGE_K == 0 && CHUNKS % WARPS == 0) {
 #pragma unroll
-                for (int j = 0; j < CHUNKS / WARPS; ++j) multiply(c, tile + j * WARPS * CHUNK * 2, x + j * WARPS * CHUNK * 2);
+                for (int j = 0; j < CHUNKS / WARPS; ++j)
+                    multiply(c, j * 2 % CHAINS, tile + j * WARPS * CHUNK * 2, x + j * WARPS * CHUNK * 2);
             } else {
                 const int chunks = min(STAGE_K, K - t * STAGE_K) / CHUNK - warp;
 #pragma unroll 2
-                for (int j = 0; j < chunks; j += WARPS) multiply(c, tile + j * CHUNK * 2, x + j * CHUNK * 2);
+                for (int j = 0; j < chunks; j += WARPS) multiply(c, 0, tile + j * CHUNK * 2, x + j * CHUNK * 2);
             }
             __syncwarp();
             if (lane == 0) barrier_arrive(&ring.empty[stage]);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
-        if (lane / 4 < ROWS) {
+        barrier_wait(&ring.taken[i & 1], i / 2 & 1 ^ 1);
+        if (lane / 4 < ROWS && 2 * (lane % 4) < N_ROWS) {
 #pragma unroll
             for (int k = 0; k < N_TILES; ++k) {
-                float* to = &partial[buffer][warp][lane / 4][8 * k + 2 * (lane % 4)];
-                to[0] = c[k][0][0] + c[k][1][0], to[1] = c[k][0][1] + c[k][1][1];
+                float2 sum = make_float2(0, 0);
+#pragma unroll
+                for (int h = 0; h < CHAINS; ++h) sum.x += c[k][h][0], sum.y += c[k][h][1];
+                *reinterpret_cast<float2*>(&partial[i & 1][warp][lane / 4][8 * k + 2 * (lane % 4)]) = sum;
             }
         }
-        named_barrier(1, CONSUMERS);
-        if (ends) {
-            float v = 0;
-#pragma unroll
-            for (int k = 0; k < WARPS; ++k) v += partial[buffer][k][row][col];
-            if constexpr (NORMED) {
-                float square = 0;
-#pragma unroll
-                for (int k = 0; k < WARPS; ++k) square += squares[k][row];
-                v *= rsqrtf(square / D + eps);
-            }
-            finish(a, u, row, col, v, b, place);
-        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&ring.summed[i & 1]);
     }
 }

@@ -90,7 +90,7 @@ def _call(
     return KernelCall(
         spec,
         (min(units, driver.sm_count * tuning.blocks_per_sm), 1, 1),
-        (32 * (tuning.warps + 1), 1, 1),
+        (32 * (tuning.warps + 2), 1, 1),
         (
             w.data,
             w.bias,
