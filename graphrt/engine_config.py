@@ -21,12 +21,15 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_chunk: int | None = None  # most prompt tokens in one step; None: what suits the device
     block_tokens: int = 16
     threads: int | None = None
+    load_format: str = "auto"  # auto: the directory's weights; dummy: random ones, of which config.json gives the shape
     run_ahead: int | None = None  # replays queued before the last one's tokens are read; None: what suits the device
 
     def check(self) -> None:
         """Raise `ConfigError` for a value out of its range."""
         if self.device not in ("cpu", "cuda"):
             raise ConfigError(f"device {self.device!r} is unknown: cpu or cuda")
+        if self.load_format not in ("auto", "dummy"):
+            raise ConfigError(f"load_format {self.load_format!r} is unknown: auto or dummy")
         for name, value, low, high in (
             ("max_batch", self.max_batch, 1, MAX_BATCH_LIMIT),
             ("max_waiting", self.max_waiting, 0, 1_000_000),

@@ -12,6 +12,7 @@ from graphrt.capture.delta import DeltaWriter
 from graphrt.capture.step_buffers import CacheArray, StepBuffers
 from graphrt.capture.token_ring import TokenReader
 from graphrt.config import ModelConfig, load_config
+from graphrt.dummy_weights import DummyCheckpoint
 from graphrt.engine import Endpoint, Engine
 from graphrt.engine_config import EngineConfig
 from graphrt.errors import ConfigError, ModelError
@@ -19,7 +20,7 @@ from graphrt.kv_spec import KVSpec
 from graphrt.models.registry import load_model, model_module
 from graphrt.scheduler import Scheduler
 from graphrt.seam.records import EngineInfo
-from graphrt.weights import open_checkpoint
+from graphrt.weights import Tensors, open_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +42,14 @@ def build_engine(config: EngineConfig, backend: Backend | None = None) -> Engine
     backend = backend or make_backend(config)
     ops, sizes = backend.ops, backend.sizes
     spec = module.kv_spec(model_config, ops.kv_dtype)
-    weights_bytes = module.weight_bytes(ops, model_config, checkpoint := open_checkpoint(model_dir))
+    checkpoint: Tensors = DummyCheckpoint() if config.load_format == "dummy" else open_checkpoint(model_dir)
+    weights_bytes = module.weight_bytes(ops, model_config, checkpoint)
     memory = backend.memory() - backend.reserve
     context, num_blocks = kv_sizes(config, model_config, spec, memory - weights_bytes, backend.kv_share)
     block_bytes, max_blocks = spec.block_bytes(config.block_tokens), -(-context // config.block_tokens)
     kv_bytes = num_blocks * block_bytes + config.max_batch * spec.slot_bytes()
 
-    loaded = load_model(model_dir, ops, context, other_bytes=kv_bytes, memory=memory)
+    loaded = load_model(model_dir, ops, context, checkpoint=checkpoint, other_bytes=kv_bytes, memory=memory)
     caches = {
         c.name: CacheArray(
             spec.array_shape(c, blocks=num_blocks, slots=config.max_batch, block_tokens=config.block_tokens), c.dtype

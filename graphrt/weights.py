@@ -6,7 +6,7 @@ import difflib
 import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,12 +15,22 @@ from graphrt.jsonfile import Fields, read_json
 from graphrt.memory import check_memory
 from graphrt.safetensors_file import SafetensorsFile
 
-__all__ = ["Checkpoint", "check_memory", "open_checkpoint", "verify_checkpoint"]
+__all__ = ["Checkpoint", "Tensors", "check_memory", "open_checkpoint", "verify_checkpoint"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 RECORD = "graphrt.json"  # where the files came from and their hashes, written by conversion
 _SAMPLE = 256  # bytes
+
+
+class Tensors(Protocol):
+    """Where a model's weights come from."""
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Any:
+        """A tensor of this shape. ModelError when there is none."""
+
+    def fingerprint(self) -> bytes:
+        """32 bytes that differ where weights do."""
 
 
 class Checkpoint:

@@ -11,7 +11,7 @@ from graphrt.kernels.comm import Communicator
 from graphrt.kernels.ops import Ops
 from graphrt.kernels.step_state import StepView
 from graphrt.kv_spec import KVSpec
-from graphrt.weights import Checkpoint
+from graphrt.weights import Tensors
 
 
 class Model(Protocol):
@@ -20,12 +20,10 @@ class Model(Protocol):
     def kv_spec(self, config: ModelConfig, dtype: str) -> KVSpec:
         """The caches it keeps between steps, of elements of the backend's type."""
 
-    def weight_bytes(self, ops: Ops, config: ModelConfig, checkpoint: Checkpoint) -> int:
+    def weight_bytes(self, ops: Ops, config: ModelConfig, checkpoint: Tensors) -> int:
         """Memory that its weights take once loaded; asked before anything is loaded."""
 
-    def load_weights(
-        self, ops: Ops, config: ModelConfig, checkpoint: Checkpoint, context: int, comm: Communicator
-    ) -> Any:
+    def load_weights(self, ops: Ops, config: ModelConfig, checkpoint: Tensors, context: int, comm: Communicator) -> Any:
         """Its weights in the backend's layout. ModelError for a missing tensor or a wrong shape."""
 
     def step(self, ops: Ops, w: Any, b: StepView) -> Array:

@@ -17,7 +17,7 @@ from graphrt.kernels.ops import AttentionWeights, HeadShape, Linear, MlpWeights,
 from graphrt.kernels.step_state import StepView
 from graphrt.kv_spec import KVSpec, Paged
 from graphrt.models.rope import rope_tables
-from graphrt.weights import Checkpoint
+from graphrt.weights import Tensors
 
 CACHE = "kv"
 
@@ -72,7 +72,7 @@ def kv_spec(config: ModelConfig, dtype: str) -> KVSpec:
     return KVSpec((Paged(CACHE, (config.num_layers, 2, config.num_kv_heads), config.head_dim, dtype),))
 
 
-def weight_bytes(ops: Ops, config: ModelConfig, checkpoint: Checkpoint) -> int:
+def weight_bytes(ops: Ops, config: ModelConfig, checkpoint: Tensors) -> int:
     """Sum over the matrices and the embedding; norms and rope tables are not worth counting."""
     total = ops.table_bytes(config.vocab_size, config.hidden_size, config.tie_embeddings)
     for name, (n, k) in _matrices(config).items():
@@ -80,7 +80,7 @@ def weight_bytes(ops: Ops, config: ModelConfig, checkpoint: Checkpoint) -> int:
     return total
 
 
-def load_weights(ops: Ops, config: ModelConfig, checkpoint: Checkpoint, context: int, comm: Communicator) -> Weights:
+def load_weights(ops: Ops, config: ModelConfig, checkpoint: Tensors, context: int, comm: Communicator) -> Weights:
     """Load every tensor; `context` is the number of positions of the rope tables."""
     c, matrices = config, _matrices(config)
 

@@ -12,7 +12,7 @@ from graphrt.kernels.comm import OneRank
 from graphrt.kernels.ops import Ops
 from graphrt.memory import check_memory
 from graphrt.models.base import LoadedModel, Model
-from graphrt.weights import open_checkpoint
+from graphrt.weights import Tensors, open_checkpoint
 
 MODULES = {"llama": "graphrt.models.llama", "qwen3": "graphrt.models.llama"}
 
@@ -25,16 +25,22 @@ def model_module(architecture: str) -> Model:
 
 
 def load_model(
-    model_dir: Path, ops: Ops, context: int, *, other_bytes: int = 0, memory: int | None = None
+    model_dir: Path,
+    ops: Ops,
+    context: int,
+    *,
+    checkpoint: Tensors | None = None,
+    other_bytes: int = 0,
+    memory: int | None = None,
 ) -> LoadedModel:
     """Load a model directory.
 
-    other_bytes: what the caller will take beside the weights, for the check that all fits. memory: the bytes that there are, None to
+    checkpoint: its weights, None for the directory's own. other_bytes: what the caller will take beside the weights, for the check that all fits. memory: the bytes that there are, None to
     ask this machine.
     """
     config = load_config(model_dir)
     model = model_module(config.architecture)
-    checkpoint = open_checkpoint(model_dir)
+    checkpoint = checkpoint or open_checkpoint(model_dir)
     need = model.weight_bytes(ops, config, checkpoint)
     check_memory(
         need + other_bytes,

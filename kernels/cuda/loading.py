@@ -1,6 +1,7 @@
 """Weights on their way to a device: bf16, padded, a piece at a time.
 
 Files are memory-mapped and may be larger than the host's memory: no more than a piece is ever widened, narrowed or copied at once.
+Random weights are made where they are wanted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 from graphrt.kernels.array import Array
 from graphrt.kernels.cuda.driver import Driver
+from graphrt.kernels.cuda.fill import fill_bell
+from graphrt.kernels.random_tensor import RandomTensor
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 PIECE = 64 << 20  # bytes
@@ -38,6 +41,12 @@ def upload_matrix(driver: Driver, parts: Sequence[NDArray[Any]], shape: tuple[in
     for part in parts:
         check_weight_dtype(part.dtype)
         k = part.shape[1]
+        if isinstance(part, RandomTensor):
+            if k == shape[1]:
+                driver.launch(fill_bell(driver, out[at : at + len(part)], part.seed, part.std, part.mean))
+                at += len(part)
+                continue
+            part = np.asarray(part)
         step = max(PIECE // (2 * shape[1]), 1)
         for begin in range(0, part.shape[0], step):
             piece = part[begin : begin + step]
