@@ -96,7 +96,7 @@ class CpuOps(NumpyOps):
 
     def load_table(self, table: NDArray[Any]) -> Array:
         check_weight_dtype(table.dtype)
-        return host_array(table.astype(np.float32) if table.dtype == np.float16 else table)
+        return host_array(table.astype(np.float32) if table.dtype == np.float16 else np.asarray(table))
 
     def embed(self, tokens: Array, table: Array, out: Array) -> None:
         rows = table.np.view(np.uint16) if table.dtype == BF16 else table.np

@@ -62,7 +62,7 @@ class NumpyOps(NumpyStepEnds):
 
     def load_table(self, table: NDArray[Any]) -> Array:
         check_weight_dtype(table.dtype)
-        return host_array(table)
+        return host_array(np.asarray(table))
 
     def load_vector(self, vector: NDArray[Any]) -> Array:
         check_weight_dtype(vector.dtype)

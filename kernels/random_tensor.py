@@ -29,7 +29,7 @@ class RandomTensor:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """The values on the host. Not those that a device makes: only their distribution is the same."""
         values = np.random.default_rng(self.seed).standard_normal(self.shape, dtype=np.float32)
         values *= np.float32(self.std)

@@ -35,8 +35,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a model directory.
 
-    checkpoint: its weights, None for the directory's own. other_bytes: what the caller will take beside the weights, for the check that all fits. memory: the bytes that there are, None to
-    ask this machine.
+    checkpoint: its weights, None for the directory's own. other_bytes: what the caller will take beside the weights, for the check that
+    all fits. memory: the bytes that there are, None to ask this machine.
     """
     config = load_config(model_dir)
     model = model_module(config.architecture)
