@@ -108,6 +108,12 @@ class StepBuffers:
         self.prefill_samples, self.score_targets = ints(samples), ints(samples)
         self.caches = {name: ops.alloc(c.shape, c.dtype) for name, c in caches.items()}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it, caches included."""
+        own = sum(value.nbytes for value in vars(self).values() if isinstance(value, Array))
+        return own + sum(cache.nbytes for cache in self.caches.values())
+
     def view(self, kind: StepKind, rows: int) -> StepView:
         """What a step of this kind and size sees."""
         samples = self.sizes.samples(kind, rows)
