@@ -11,10 +11,12 @@ from graphrt.capture.cuda_graph import CudaGraphSet
 from graphrt.config import load_config
 from graphrt.engine_config import EngineConfig
 from graphrt.engine_setup import build_engine
-from graphrt.kernels.cuda.driver import Driver
+from graphrt.kernels.cuda.fake_driver import FakeDriver
 from graphrt.kernels.cuda.ops import CudaOps
 from graphrt.models.registry import model_module
 from graphrt.weights import open_checkpoint
+
+FAKE_SMS = 132  # multiprocessors that grids are made for on the fake device: an H200's
 
 
 class GraphRow(msgspec.Struct, frozen=True):
@@ -43,10 +45,10 @@ class GraphReport(msgspec.Struct, frozen=True):
     workspaces: int
 
 
-def report(config: EngineConfig, context: int, driver: Driver | None = None) -> tuple[GraphReport, CudaGraphSet]:
-    """Capture everything and look at it. driver: None for the first GPU. Raises `GraphrtError` like an engine's start."""
+def report(config: EngineConfig, context: int, *, fake: bool = False) -> tuple[GraphReport, CudaGraphSet]:
+    """Capture everything and look at it. fake: on the fake device. Raises `GraphrtError` like an engine's start."""
     model_dir = Path(config.model_dir)
-    backend = cuda_backend(config, driver)
+    backend = cuda_backend(config, FakeDriver(sm_count=FAKE_SMS, memory=1 << 40) if fake else None)
     engine = build_engine(config, backend)
     graphs, ops = engine.graphs, backend.ops
     assert isinstance(graphs, CudaGraphSet) and isinstance(ops, CudaOps)

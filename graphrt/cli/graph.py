@@ -13,8 +13,6 @@ from graphrt.errors import ConfigError
 if TYPE_CHECKING:
     from graphrt.graph_report import GraphReport
 
-FAKE_SMS = 132  # multiprocessors that grids are made for where there is no GPU: an H200's
-
 
 def add(commands: Any) -> None:
     """Add the subcommand to `commands`, argparse's subparsers."""
@@ -46,17 +44,14 @@ def run(args: argparse.Namespace) -> int:
     from graphrt.cli.model import obtain
     from graphrt.engine_config import EngineConfig
     from graphrt.graph_report import report
-    from graphrt.kernels.cuda.fake_driver import FakeDriver
 
     chosen, why = device.choose(args.device)
     config = EngineConfig(
         str(obtain(args.model)), "cuda", args.max_batch, context=args.ctx, prefill_chunk=args.prefill_chunk
     )
-    driver = None
     if chosen == "cpu":
         print(f"graphrt graph: {why}: these are the fake device's graphs", file=sys.stderr)
-        driver = FakeDriver(sm_count=FAKE_SMS, memory=1 << 40)
-    found, graphs = report(config, args.ctx, driver)
+    found, graphs = report(config, args.ctx, fake=chosen == "cpu")
     if args.dot:
         picked = {f"{kind}:{rows}": g for (kind, rows), g in graphs.captured.items()}
         if args.of not in picked:
