@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from graphrt.capture.graph import GraphSet, StepFunction
 from graphrt.capture.step_buffers import StepBuffers
+from graphrt.errors import ModelError
 from graphrt.kernels.cuda.driver import Driver, Graph
 from graphrt.kernels.cuda.jit import Progress
 from graphrt.kernels.cuda.ops import CudaOps
@@ -41,7 +42,9 @@ class CudaGraphSet(GraphSet):
 def capture_graphs(
     ops: CudaOps, buffers: StepBuffers, step: StepFunction, progress: Progress | None = None
 ) -> CudaGraphSet:
-    """One graph for every kind and size of `buffers`. DeviceError when a kernel does not compile or memory runs out.
+    """One graph for every kind and size of `buffers`.
+
+    ModelError when no kernel takes the model's shape, DeviceError when one does not compile or memory runs out.
 
     progress: told of every kernel that was compiled or found in the cache.
     """
@@ -52,9 +55,12 @@ def capture_graphs(
         ops.commit_step(view)
 
     views = [buffers.view(kind, size) for kind, sizes in buffers.sizes.by_kind().items() for size in sizes]
-    with ops.dry_run() as seen:
-        for view in views:
-            run(view)
+    try:
+        with ops.dry_run() as seen:
+            for view in views:
+                run(view)
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"this model does not run on the GPU: {error}") from error
     ops.driver.prepare(seen.specs, progress)
     with ops.products_only():
         for view in views:

@@ -64,11 +64,14 @@ class CudaGraph:
 class CudaDriver:
     """One GPU and one stream. `stream`: cuda.core's; `handle`: the driver API's."""
 
-    def __init__(self, device_id: int = 0, *, cache_dir: Path | None = None, carveout: int = 100) -> None:
+    def __init__(
+        self, device_id: int = 0, *, cache_dir: Path | None = None, carveout: int = 100, stress: bool = False
+    ) -> None:
         """cache_dir: where compiled kernels are kept; None to compile every time.
 
         carveout: per cent of a multiprocessor's memory that is shared memory, for every kernel: a multiprocessor cannot
         change it while blocks run, so kernels that are to overlap must ask for the same.
+        stress: every kernel lets its successor start as early and stores as late as it may, so that a missing wait shows.
         DeviceError when there is no usable GPU, it is too old, or packages are missing.
         """
         check_packages()
@@ -80,7 +83,7 @@ class CudaDriver:
             self.stream = self.device.create_stream()
         except Exception as error:
             raise DeviceError(f"GPU {device_id} cannot be used: {error}") from error
-        self.device_id, self._carveout = device_id, carveout
+        self.device_id, self._carveout, self._stress = device_id, carveout, stress
         self.handle = self.stream.handle
         self.name = str(self.device.name)
         self.arch = device_arch(self.device)
@@ -139,7 +142,7 @@ class CudaDriver:
     def _kernel(self, call: KernelCall) -> Any:
         from cuda.bindings import driver as cu
 
-        kernel = self.jit.kernel(call.spec)
+        kernel = self.jit.kernel(self._built(call.spec))
         allowed = self._smem.get(call.spec, 0)
         if not allowed or call.smem > allowed:
             attributes, device = cu.CUfunction_attribute, cu.CUdevice(self.device_id)
@@ -165,7 +168,10 @@ class CudaDriver:
             self._capture.append(held)
 
     def prepare(self, specs: Iterable[KernelSpec], progress: Progress | None = None) -> None:
-        self.jit.prepare(specs, min(os.cpu_count() or 1, MAX_COMPILERS), progress)
+        self.jit.prepare(map(self._built, specs), min(os.cpu_count() or 1, MAX_COMPILERS), progress)
+
+    def _built(self, spec: KernelSpec) -> KernelSpec:
+        return spec.with_options(pdl_stress=1) if self._stress else spec
 
     def capture(self, record: Callable[[], None]) -> CudaGraph:
         from cuda.bindings import driver as cu

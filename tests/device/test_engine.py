@@ -90,6 +90,27 @@ def test_the_same_tokens_two_hundred_times(make_engine: Callable[..., Engine], d
     assert engine.graphs.eager_launches == engine.graphs.late_allocations == 0
 
 
+def test_early_starts_and_late_stores_change_no_bit(
+    tiny_model: Callable[..., Path], cuda_driver: Driver, tmp_path: Path
+) -> None:
+    """Every kernel is built to start its successor at once and to store late: a wait that is missing would show."""
+    from graphrt.kernels.cuda.cuda_driver import CudaDriver
+
+    rng = np.random.default_rng()
+    prompts = [rng.integers(0, VOCAB, n).tolist() for n in (3, 70, 150)]
+    for shape in SHAPES:
+        settings = EngineConfig(
+            str(tiny_model(shape.split(",")[0], dtype="bf16", **SHAPES[shape])), "cuda", 3, context=CONTEXT
+        )
+        said = []
+        for driver in (cuda_driver, CudaDriver(cache_dir=tmp_path / "stressed", stress=True)):
+            engine = build_engine(settings, cuda_backend(settings, driver))
+            script = Script(inbox=[Submit(i + 1, p, GREEDY, 40, [], logprobs=3) for i, p in enumerate(prompts)])
+            settle(engine, script)
+            said.append((dict(script.tokens), dict(script.logprobs)))
+        assert said[0] == said[1], shape
+
+
 def test_edges_are_programmatic_between_our_kernels(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(max_batch=20)
     assert isinstance(engine.graphs, CudaGraphSet)

@@ -233,6 +233,11 @@ def test_too_little_device_memory_says_what_would_fit(
         make_engine(driver=FakeDriver(memory=GPU_RESERVE + weights - 1), kv_bytes=10 * block)
 
 
+def test_a_shape_that_no_kernel_takes_is_named(make_engine: Callable[..., Engine]) -> None:
+    with pytest.raises(ModelError, match=r"does not run on the GPU: .*blocks of 4 tokens"):
+        make_engine(block_tokens=4)
+
+
 def test_device_memory_is_out_of_reach(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine()
     buffers = engine.graphs.buffers
