@@ -103,6 +103,7 @@ class StepBuffers:
         self.delta = ops.alloc_mapped((RING_DEPTH, words), np.uint32)
         self.token_ring = ops.alloc_mapped((RING_DEPTH, abi.RECORD_HEADER + samples * abi.TOKEN_WORDS), np.uint32)
         self.logprob_ring = ops.alloc_mapped((RING_DEPTH, samples, abi.LOGPROB_WORDS), np.uint32)
+        self.stamps = ops.alloc_mapped((RING_DEPTH, 2), np.uint64)
         self.decode_rows = ints(max_batch)
         self.prefill_tokens, self.prefill_positions, self.prefill_slots = ints(chunk), ints(chunk), ints(chunk)
         self.prefill_samples, self.score_targets = ints(samples), ints(samples)
@@ -137,6 +138,7 @@ class StepBuffers:
             delta=self.delta,
             token_ring=self.token_ring,
             logprob_ring=self.logprob_ring,
+            stamps=self.stamps,
             decode_rows=self.decode_rows,
             prefill_tokens=self.prefill_tokens,
             prefill_positions=self.prefill_positions,

@@ -29,14 +29,15 @@ class TokenRow(NamedTuple):
 class TokenReader:
     """Reads the records of steps 1, 2, 3, ... in order."""
 
-    def __init__(self, ring: Array, logprobs: Array, poll: Callable[[], None] | None = None) -> None:
-        """ring: [depth, words] uint32, logprobs: [depth, samples, LOGPROB_WORDS] uint32, memory that the host can read.
+    def __init__(self, ring: Array, logprobs: Array, stamps: Array, poll: Callable[[], None] | None = None) -> None:
+        """ring: [depth, words] uint32, logprobs: [depth, samples, LOGPROB_WORDS] uint32, stamps: [depth, 2] uint64; the host can read them.
 
         poll: called now and then while a step is awaited; raises when the device has failed.
         """
         self._poll = poll
         self._entries = [memoryview(row).cast("B").cast("i") for row in ring.np]
         self._logprobs = logprobs.np
+        self._stamps = stamps.np.reshape(-1).data.cast("B").cast("Q")
 
     def ready(self, step: int) -> bool:
         """Whether the record of this step is complete."""
@@ -77,3 +78,14 @@ class TokenReader:
         values = entry.view(np.float32)
         top = slice(2, 2 + abi.MAX_LOGPROBS)
         return float(values[0]), int(entry[1]), entry[top].tolist(), values[2 + abi.MAX_LOGPROBS :].tolist()
+
+    def idle_us(self, step: int) -> float | None:
+        """µs for which the device had nothing to do before this step, which was read last; None for the first."""
+        depth = len(self._entries)
+        end, start = self._stamps[(step - 1) % depth * 2 + 1], self._stamps[step % depth * 2]
+        return (start - end) / 1e3 if 0 < end <= start else None
+
+    def device_us(self, step: int) -> float:
+        """µs between the beginning of a step's first kernel and the end of its last."""
+        at = step % len(self._entries) * 2
+        return (self._stamps[at + 1] - self._stamps[at]) / 1e3

@@ -122,7 +122,9 @@ class Engine:
             items = self.scheduler.retire(oldest, rows, self.reader)
             if items:
                 endpoint.send(Output(items))
-            self.clock.step(oldest, items, time.perf_counter_ns() - start - launched - waited, launched + waited)
+            idle = self.reader.idle_us(oldest.step) if plan is not None else None
+            device = launched + waited
+            self.clock.step(oldest, items, time.perf_counter_ns() - start - device, device, idle)
             return True
         return plan is not None
 
@@ -173,7 +175,7 @@ class Engine:
     def stats(self) -> Stats:
         """Counters and gauges of now."""
         s, c, pool = self.scheduler, self.clock, self.scheduler.pool
-        host, step = c.host_us(), c.step_ms()
+        host, step, idle = c.host_us(), c.step_ms(), c.idle_us()
         return Stats(
             running=len(s.rows) + len(s.prefilling),
             waiting=len(s.waiting),
@@ -194,4 +196,6 @@ class Engine:
             step_ms_p99=step[1],
             host_us_p50=host[0],
             host_us_p99=host[1],
+            idle_us_p50=idle[0],
+            idle_us_p99=idle[1],
         )

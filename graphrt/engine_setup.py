@@ -61,7 +61,7 @@ def build_engine(config: EngineConfig, backend: Backend | None = None) -> Engine
     )
     graphs = backend.graphs(buffers, lambda b: loaded.model.step(ops, loaded.weights, b))
     delta = DeltaWriter(buffers.delta)
-    reader = TokenReader(buffers.token_ring, buffers.logprob_ring, backend.poll)
+    reader = TokenReader(buffers.token_ring, buffers.logprob_ring, buffers.stamps, backend.poll)
     scheduler = Scheduler(
         delta,
         BlockPool(num_blocks),

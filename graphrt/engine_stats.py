@@ -40,16 +40,23 @@ class StepClock:
         self.steps: dict[StepKind, int] = {"decode": 0, "prefill": 0, "score": 0}
         self.prompt_tokens = self.generation_tokens = 0
         self.finish_reasons: dict[str, int] = {}
-        self._host, self._step = Window(), Window()
+        self._host, self._step, self._idle = Window(), Window(), Window()
         self._recent: deque[tuple[StepPlan, int, int]] = deque(maxlen=WINDOW)
 
-    def step(self, plan: StepPlan, items: list[TokenOut], host_ns: int, device_ns: int) -> None:
-        """Count a retired step. host_ns: the loop's own time; device_ns: time in the launch and waiting for the step."""
+    def step(
+        self, plan: StepPlan, items: list[TokenOut], host_ns: int, device_ns: int, idle_us: float | None = None
+    ) -> None:
+        """Count a retired step. host_ns: the loop's own time; device_ns: time in the launch and waiting for the step.
+
+        idle_us: for which the device had nothing to do before it.
+        """
         self.steps[plan.kind] += 1
         self._recent.append((plan, device_ns, host_ns))
         if plan.kind == "decode":
             self._host.add(host_ns / 1e3)
             self._step.add(device_ns / 1e6)
+            if idle_us is not None:
+                self._idle.add(idle_us)
         else:
             self.prompt_tokens += sum(p.count for p in plan.parts)
         self.generation_tokens += sum(len(item.tokens) for item in items)
@@ -76,3 +83,7 @@ class StepClock:
     def step_ms(self) -> tuple[float, float]:
         """p50 and p99 of a decode step as the host sees it, in ms."""
         return self._step.p50_p99()
+
+    def idle_us(self) -> tuple[float, float]:
+        """p50 and p99 of the device's idle time before a decode step, in µs."""
+        return self._idle.p50_p99()

@@ -5,6 +5,7 @@ The twin of the kernels that admit, sample and commit, and what the CPU backend 
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ class NumpyStepEnds(Ops):
     def begin_step(self, b: StepView) -> None:
         self.arena.reset()
         step = next_step(b)
+        b.stamps.np[step % b.stamps.shape[0], 0] = time.perf_counter_ns()
         entry = b.delta.np[step % b.delta.shape[0]]
         if entry[0] != step:
             raise RuntimeError(f"step {step} started without its delta record (found {int(entry[0])})")
@@ -126,6 +128,7 @@ class NumpyStepEnds(Ops):
             out[i] = (slot, serial, token, flag)
         entry[1] = b.samples
         b.control.np[0] = step
+        b.stamps.np[step % b.stamps.shape[0], 1] = time.perf_counter_ns()
         entry[0] = step
 
 

@@ -25,6 +25,7 @@ class StepView:
     slots: [slots, SLOT_WORDS] int32. block_table: [slots, max_blocks] int32.
     bias_ids, bias_values: [slots, MAX_BIAS]. prompt_seen: [slots, ceil(V / 32)] uint32. output_counts: [slots, V] int32.
     control: [4] uint32, word 0 the number of steps done. delta, token_ring, logprob_ring: uint32 rings of `abi`.
+    stamps: [depth, 2] uint64: when a step's first kernel began and its last ended, in ns of the device's own clock.
     decode_rows, prefill_*: what patches write (see `abi.Field`).
     caches: the KV caches by the names of the model's KVSpec.
     """
@@ -48,6 +49,7 @@ class StepView:
     delta: Array
     token_ring: Array
     logprob_ring: Array
+    stamps: Array
     decode_rows: Array
     prefill_tokens: Array
     prefill_positions: Array

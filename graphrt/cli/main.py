@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from graphrt import __version__
-from graphrt.cli import bench, doctor, generate, graph, pull, serve
+from graphrt.cli import bench, doctor, generate, graph, profile, pull, serve
 from graphrt.cli.parser import Parser
 from graphrt.errors import GraphrtError
 
@@ -28,7 +28,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"graphrt {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for module in (serve, generate, pull, bench, graph, doctor):
+    for module in (serve, generate, pull, bench, profile, graph, doctor):
         module.add(commands)
     return parser
 

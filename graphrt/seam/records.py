@@ -163,6 +163,8 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     step_ms_p99: float = 0.0
     host_us_p50: float = 0.0  # engine CPU time outside waits and the step itself, per step
     host_us_p99: float = 0.0
+    idle_us_p50: float = 0.0  # between a step's last kernel and the next one's first, on the device's clock
+    idle_us_p99: float = 0.0
 
 
 ToEngine = Submit | Cancel | Drain | AskSteps

@@ -129,7 +129,7 @@ inline __device__ void clear_fresh(const Step& s, u32* masks, u32 rank) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     begin_step(const u32* delta, u32* control, int* slots, int* block_table, int* decode_rows, int* prefill_tokens,
                int* prefill_positions, int* prefill_slots, int* prefill_samples, int* score_targets, int* bias_ids,
-               float* bias_values, u32* prompt_seen, int* output_counts, int* tokens, int* positions, int* row_slot,
+               float* bias_values, u32* prompt_seen, u64* stamps, int* output_counts, int* tokens, int* positions, int* row_slot,
                int* sample_rows, int* targets, int depth, int words, int num_slots, int vocab, int rows, int samples, int kind) {
     const Step s = {delta,         control,       slots,         decode_rows, prefill_tokens, prefill_positions, prefill_slots,
                     prefill_samples, score_targets, output_counts, tokens,      positions,      row_slot,          sample_rows,
@@ -148,6 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int f = 0; f < FIELDS; ++f) fields[f] = static_cast<u32*>(all[f]);
     }
     pdl_wait();
+    if (rank == 0 && threadIdx.x == 0) stamps[(control[CONTROL_STEP] + 1) % u32(depth) * 2] = global_ns();
     pdl_before_stores();
     if (rank == 0) {
         const bool ok = apply_record(s, fields, window);

@@ -31,7 +31,7 @@ FIELDS = (
     "bias_values",
     "prompt_seen",
 )  # in the order of abi.Field
-OUTPUTS = ("output_counts", "tokens", "positions", "row_slot", "sample_rows", "targets")
+OUTPUTS = ("stamps", "output_counts", "tokens", "positions", "row_slot", "sample_rows", "targets")
 
 
 def begin_step_spec() -> KernelSpec:

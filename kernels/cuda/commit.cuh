@@ -10,6 +10,7 @@ struct Commit {
     const int *sample_rows, *row_slot, *positions, *targets, *next_tokens;
     int *slots, *output_counts;
     u32 *token_ring, *control;
+    u64* stamps;
     int depth, words, vocab, samples;
 };
 
@@ -55,6 +56,7 @@ inline __device__ void commit_all(const Commit& c, TokenRow (&stage)[Threads]) {
     __syncthreads();  // every thread has read the step number and written its words
     if (threadIdx.x == 0) {
         c.control[CONTROL_STEP] = step;
+        c.stamps[step % u32(c.depth) * 2 + 1] = global_ns();
         store_release_system(entry, step);
     }
 }

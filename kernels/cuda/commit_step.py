@@ -25,6 +25,7 @@ ARRAYS = (
     "output_counts",
     "token_ring",
     "control",
+    "stamps",
 )
 
 

@@ -3,6 +3,13 @@
 
 #include "common.cuh"
 
+// The device's clock, in nanoseconds.
+inline __device__ u64 global_ns() {
+    u64 ns;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+    return ns;
+}
+
 // A word that the host wrote before the launch. Never from a cache.
 inline __device__ u32 load_system(const u32* p) {
     u32 v;

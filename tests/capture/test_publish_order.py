@@ -87,7 +87,7 @@ def test_the_step_number_ends_a_token_record(buffers: StepBuffers) -> None:
         assert (entry.ctypes.data, 4) not in log[:-1]
         outputs = buffers.logprob_ring[number].np
         assert any(outputs.ctypes.data <= at < outputs.ctypes.data + outputs.nbytes for at, _ in log)
-        rows = TokenReader(buffers.token_ring, buffers.logprob_ring).read(number, 1)
+        rows = TokenReader(buffers.token_ring, buffers.logprob_ring, buffers.stamps).read(number, 1)
         assert [(r.slot, r.serial, r.token) for r in rows] == [(0, number, VOCAB - 1), (1, number, VOCAB - 1)]
 
 
@@ -106,7 +106,7 @@ def test_the_step_number_ends_a_delta_record(buffers: StepBuffers) -> None:
 
 def test_step_numbers_wrap_after_the_last_32_bit_word(buffers: StepBuffers) -> None:
     ops, delta = NumpyOps(), DeltaWriter(buffers.delta)
-    reader, view = TokenReader(buffers.token_ring, buffers.logprob_ring), buffers.view("decode", 2)
+    reader, view = TokenReader(buffers.token_ring, buffers.logprob_ring, buffers.stamps), buffers.view("decode", 2)
     delta.step = 0xFFFFFFF9  # a lap before the end: every entry of the rings has been used
     buffers.control.np[0] = delta.step
     delta.patch_slot(0, slot(1))

@@ -28,7 +28,7 @@ class Echo:
         self.buffers = StepBuffers(self.ops, SIZES, slots=3, max_blocks=5, vocab=VOCAB, caches={})
         self.delta, self.reader = (
             DeltaWriter(self.buffers.delta),
-            TokenReader(self.buffers.token_ring, self.buffers.logprob_ring),
+            TokenReader(self.buffers.token_ring, self.buffers.logprob_ring, self.buffers.stamps),
         )
         self.graphs = GraphSet(self.ops, self.buffers, lambda view: CpuStepGraph(self.ops, self.step, view))
 

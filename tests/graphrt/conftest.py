@@ -69,7 +69,7 @@ class StepRunner:
             cache.np[:] = np.nan
         self.delta, self.reader = (
             DeltaWriter(self.buffers.delta),
-            TokenReader(self.buffers.token_ring, self.buffers.logprob_ring),
+            TokenReader(self.buffers.token_ring, self.buffers.logprob_ring, self.buffers.stamps),
         )
         table = np.random.default_rng(seed).permutation(blocks)[: slots * max_blocks].reshape(slots, max_blocks)
         for slot in range(slots):
