@@ -15,11 +15,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from graphrt.kernels.array import Array
 from graphrt.kernels.comm import Communicator
-from graphrt.kernels.cuda import attention_decode, begin_step, elementwise, gemv, heads, rms_norm, sample
+from graphrt.kernels.cuda import attention_decode, begin_step, elementwise, gemm64, gemv, heads, rms_norm, sample
 from graphrt.kernels.cuda.arena import DeviceArena
 from graphrt.kernels.cuda.driver import Driver, KernelCall
 from graphrt.kernels.cuda.dry_run import DryRun
-from graphrt.kernels.cuda.gemv import Mode
 from graphrt.kernels.cuda.loading import BF16, padded, upload_matrix, upload_vector
 from graphrt.kernels.cuda.workspace import Workspaces
 from graphrt.kernels.ops import AttentionWeights, HeadShape, Linear, MlpWeights, Ops, Rope
@@ -102,8 +101,9 @@ class CudaOps(Ops):
         finally:
             self.driver = real
 
-    def _launch(self, call: KernelCall) -> None:
-        self.driver.launch(call)
+    def _launch(self, *calls: KernelCall) -> None:
+        for call in calls:
+            self.driver.launch(call)
 
     # -- the ends of a step -------------------------------------------------------------------------------------------
 
@@ -167,45 +167,58 @@ class CudaOps(Ops):
         w: AttentionWeights,
         eps: float,
         rope: Rope,
-        heads_: HeadShape,
+        shape: HeadShape,
         b: StepView,
         cache: Array,
         out: Array,
     ) -> None:
-        rows = x.shape[0]
-        plain = w.q_norm is None
-        if plain and gemv.fits(Mode.QKV, rows, w.qkv, heads_.head_dim):
-            self._launch(gemv.gemv_norm_qkv_rope_append(self.driver, x, w, eps, rope, heads_, b, cache, out))
+        rows, d = x.shape[0], self.driver
+        plain = w.q_norm is None  # what normalises heads does so in a kernel of its own
+        if plain and gemv.fits(gemv.Mode.QKV, rows, w.qkv, shape.head_dim):
+            self._launch(gemv.gemv_norm_qkv_rope_append(d, x, w, eps, rope, shape, b, cache, out))
+            return
+        if plain and gemm64.fits(d, gemm64.Mode.QKV, True, rows, w.qkv, shape.head_dim):
+            self._launch(*gemm64.gemm64_norm_qkv_rope_append(d, x, w, eps, rope, shape, b, cache, out))
             return
         with self.frame():
             qkv, bias = self.empty(rows, w.qkv.n), w.qkv.bias
-            if gemv.fits(Mode.PLAIN, rows, w.qkv):
-                self._launch(gemv.gemv_norm_linear(self.driver, x, w.norm, eps, w.qkv, qkv))
+            if gemv.fits(gemv.Mode.PLAIN, rows, w.qkv):
+                self._launch(gemv.gemv_norm_linear(d, x, w.norm, eps, w.qkv, qkv))
                 bias = None  # that was added
+            elif gemm64.fits(d, gemm64.Mode.PLAIN, True, rows, w.qkv):
+                self._launch(*gemm64.gemm64_norm_qkv_rope_append(d, x, w, eps, rope, shape, b, cache, out, qkv))
+                return
             else:
                 self._norm_product(x, w.norm, eps, w.qkv, qkv)
-            self._launch(heads.qkv_finish(qkv, bias, w.q_norm, w.k_norm, eps, rope, heads_, b, cache, out))
+            self._launch(heads.qkv_finish(qkv, bias, w.q_norm, w.k_norm, eps, rope, shape, b, cache, out))
 
     def linear_residual(self, x: Array, w: Linear, residual: Array, comm: Communicator) -> None:
-        rows = x.shape[0]
-        if comm.size == 1 and gemv.fits(Mode.RESIDUAL, rows, w):
-            self._launch(gemv.gemv_residual(self.driver, x, w, residual))
+        rows, d = x.shape[0], self.driver
+        if comm.size == 1 and gemv.fits(gemv.Mode.RESIDUAL, rows, w):
+            self._launch(gemv.gemv_residual(d, x, w, residual))
+        elif comm.size == 1 and gemm64.fits(d, gemm64.Mode.RESIDUAL, False, rows, w):
+            self._launch(*gemm64.gemm64_residual(d, x, w, residual))
         else:
             super().linear_residual(x, w, residual, comm)
 
     def norm_gate_up_silu(self, x: Array, w: MlpWeights, eps: float, out: Array) -> None:
-        rows = x.shape[0]
-        if gemv.fits(Mode.GATE_UP, rows, w.gate_up):
-            self._launch(gemv.gemv_norm_gate_up_silu(self.driver, x, w, eps, out))
-            return
-        with self.frame():
-            gate_up = self.empty(rows, w.gate_up.n)
-            self._norm_product(x, w.norm, eps, w.gate_up, gate_up)
-            self._launch(elementwise.silu_mul(gate_up, out, w.gate_up.bias))
+        rows, d = x.shape[0], self.driver
+        if gemv.fits(gemv.Mode.GATE_UP, rows, w.gate_up):
+            self._launch(gemv.gemv_norm_gate_up_silu(d, x, w, eps, out))
+        elif gemm64.fits(d, gemm64.Mode.GATE_UP, True, rows, w.gate_up):
+            self._launch(*gemm64.gemm64_norm_gate_up_silu(d, x, w, eps, out))
+        else:
+            with self.frame():
+                gate_up = self.empty(rows, w.gate_up.n)
+                self._norm_product(x, w.norm, eps, w.gate_up, gate_up)
+                self._launch(elementwise.silu_mul(gate_up, out, w.gate_up.bias))
 
     def norm_head(self, x: Array, rows: Array, norm: Array, eps: float, head: Linear, out: Array) -> None:
-        if gemv.fits(Mode.HEAD, rows.shape[0], head):
-            self._launch(gemv.gemv_norm_head(self.driver, x, rows, norm, eps, head, out))
+        samples, d = rows.shape[0], self.driver
+        if gemv.fits(gemv.Mode.HEAD, samples, head):
+            self._launch(gemv.gemv_norm_head(d, x, rows, norm, eps, head, out))
+        elif gemm64.fits(d, gemm64.Mode.PLAIN, True, samples, head):
+            self._launch(*gemm64.gemm64_norm_head(d, x, rows, norm, eps, head, out))
         else:
             super().norm_head(x, rows, norm, eps, head, out)
 

@@ -187,8 +187,8 @@ def test_every_size_has_a_graph_whose_edges_are_declared(make_engine: Callable[.
     assert set(graphs.captured) == {(kind, n) for kind, ns in sizes.by_kind().items() for n in ns}
     for (kind, rows), graph in graphs.captured.items():
         assert graph.nodes > 10 and graph.plain_edges + graph.programmatic_edges == graph.nodes - 1
-        if kind == "decode" and rows <= 2:
-            assert graph.plain_edges == 0
+        if kind == "decode":
+            assert graph.plain_edges == 0, "our own kernels only"
 
 
 class BrokenDriver(FakeDriver):
@@ -241,7 +241,7 @@ def test_a_shape_that_no_kernel_takes_is_named(make_engine: Callable[..., Engine
 def test_device_memory_is_out_of_reach(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine()
     buffers = engine.graphs.buffers
-    shared = {"delta", "token_ring", "logprob_ring"}
+    shared = {"delta", "token_ring", "logprob_ring", "stamps"}
     for name, value in vars(buffers).items():
         if isinstance(value, Array):
             assert (value.host is not None) == (name in shared), name
