@@ -71,7 +71,10 @@ def cuda_backend(config: EngineConfig, driver: Driver | None = None) -> Backend:
 
     def graphs(buffers: StepBuffers, step: StepFunction) -> GraphSet:
         with CompileNotice() as notice:
-            return capture_graphs(ops, buffers, step, notice)
+            captured = capture_graphs(ops, buffers, step, notice)
+        for kind, rows in buffers.sizes.by_kind().items():
+            log.info("graphs for %s steps of %s rows", kind, ", ".join(map(str, rows)))
+        return captured
 
     sizes = cuda_sizes(config.max_batch, config.prefill_chunk or GPU_CHUNK)
     return Backend(

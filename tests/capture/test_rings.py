@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,29 @@ from graphrt.kernels.step_state import StepView
 
 SIZES = StepSizes((1, 2, 4), (4, 8), (4,), 2)
 VOCAB = 50
+
+
+def test_waiting_asks_the_device_and_sees_what_comes_late() -> None:
+    """The record appears while the wait polls; a device that has failed is an error at once, a silent one after the timeout."""
+    buffers = StepBuffers(NumpyOps(), SIZES, slots=3, max_blocks=5, vocab=VOCAB, caches={})
+    asked = []
+
+    def poll() -> None:
+        asked.append(time.monotonic())
+        if len(asked) == 150:
+            buffers.token_ring.np[5 % RING_DEPTH, 0] = 5
+        if len(asked) > 150:
+            raise DeviceError("an illegal memory access")
+
+    reader = TokenReader(buffers.token_ring, buffers.logprob_ring, buffers.stamps, poll)
+    assert reader.read(5, 60) == [] and len(asked) == 150
+    cpu, start = time.process_time(), time.monotonic()
+    with pytest.raises(DeviceError, match="illegal memory access"):
+        reader.read(6, 60)
+    quiet = TokenReader(buffers.token_ring, buffers.logprob_ring, buffers.stamps)
+    with pytest.raises(DeviceError, match=r"step 6 did not finish within 0.5 s: the device hangs"):
+        quiet.read(6, 0.5)
+    assert time.process_time() - cpu < 0.8 * (time.monotonic() - start), "a long wait sleeps"
 
 
 class Echo:

@@ -18,6 +18,7 @@ pytest.importorskip("cuda.core", reason="the compiler's packages are not install
 
 from graphrt.errors import DeviceError
 from graphrt.kernels.cuda.catalog import all_specs
+from graphrt.kernels.cuda.driver import KernelCall
 from graphrt.kernels.cuda.jit import ARCHES, Jit, KernelSpec
 
 CORES = 2
@@ -93,6 +94,22 @@ def test_every_kernel_compiles_without_spills(arch: str) -> None:
     for spec, r in zip(specs, reports, strict=True):
         assert not (r.spill_stores or r.spill_loads or r.stack), f"{spec} on {arch}: {r}"
         assert r.static_smem <= 48 * 1024, f"{spec} on {arch}: {r}"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_what_a_model_captures_compiles(architecture: str, tiny_model: Callable[..., Path]) -> None:
+    """The kernels of a model's own shapes, as the server would ask for them."""
+    from graphrt.engine_config import EngineConfig
+    from graphrt.graph_report import report
+
+    path = tiny_model(architecture, dtype="bf16", head_dim=32)
+    _, graphs = report(EngineConfig(str(path), "cuda", 64, context=128, prefill_chunk=128), 128, fake=True)
+    specs = sorted({w.spec for g in graphs.captured.values() for w in getattr(g, "work") if isinstance(w, KernelCall)})  # noqa: B009
+    assert len(specs) > 10
+    compiler = jit(ARCHES[0])
+    with ThreadPoolExecutor(CORES) as pool:
+        for spec, (_, r) in zip(specs, pool.map(compiler.compile, specs), strict=True):
+            assert not (r.spill_stores or r.spill_loads or r.stack), f"{spec}: {r}"
 
 
 @pytest.mark.parametrize("arch", ARCHES)
