@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -27,25 +28,31 @@ class Piece:
     finish: str
 
 
+Sink = Callable[[Piece], bool]
+
+
 class Choices:
-    """`async with Choices(...) as choices:`; leaving early drops all of it in the engine.
+    """`with Choices(...) as choices:`; leaving early drops all of it in the engine.
 
     Reply `index` is the `index % n`-th to prompt `index // n`. The first reply to a prompt goes ahead until its first
     token, so that the others find the prompt in the prefix cache; to prompts below `block_tokens`, of which the cache keeps
     nothing, all begin at once.
+
+    Tokens go from the engine's record to the sink in one call chain on the event loop: a task for each reply would cost more
+    than all the work on a token.
     """
 
     def __init__(self, asks: list[Ask], n: int, begin: Begin, block_tokens: int) -> None:
         self.asks = asks
         self.n = n
         self.generations: list[Generation | None] = [None] * (len(asks) * n)
+        self.open = len(self.generations)  # that have not finished
         self._begin = begin
         self._block_tokens = block_tokens
         self._exits = ExitStack()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._queue: asyncio.Queue[Piece | Exception] = asyncio.Queue()
-        self._open = len(self.generations)
-        self._error: Exception | None = None
+        self._news: dict[int, None] = {}  # replies that have something, oldest first
+        self._sink: Sink | None = None
+        self._done: asyncio.Future[Exception | None] | None = None
 
     def first(self, prompt: int) -> Generation:
         """The generation of the first reply to a prompt."""
@@ -68,81 +75,85 @@ class Choices:
         """Of all replies."""
         return sum(generation.completion_tokens for generation in self.generations if generation is not None)
 
-    async def next(self) -> list[Piece]:
-        """What is new, in order for each reply; empty when all have finished. Raises what the engine raised for any."""
-        if self._error is not None:
-            raise self._error
-        if not self._open:
-            return []
-        if not self._tasks:
-            return [await self._only()]
-        out: list[Piece] = []
-        item = await self._queue.get()
-        while True:
-            if isinstance(item, Exception):
-                if not out:
-                    raise item
-                self._error = item
-                return out
-            out.append(item)
-            self._open -= bool(item.finish)
-            if self._queue.empty():
-                return out
-            item = self._queue.get_nowait()
+    async def run(self, sink: Sink) -> None:
+        """Hand each piece to `sink` as it comes, in order for each reply, until all have finished or `sink` returns False.
 
-    async def _only(self) -> Piece:
-        generation = self.generations[0]
-        assert generation is not None
-        text = await generation.step()
-        self._open -= bool(generation.finish)
-        return Piece(0, text, generation.take_logprobs(), generation.finish)
+        What comes while nothing runs waits, and is merged. Raises what the engine raised for any reply, or the sink.
+        """
+        self._sink = sink
+        self._done = asyncio.get_running_loop().create_future()
+        try:
+            self._pump()
+            error = await self._done
+        finally:
+            self._sink = self._done = None
+        if error is not None:
+            raise error
 
-    def _start(self, index: int) -> Generation:
+    def _on_news(self, index: int) -> None:
+        self._news[index] = None
+        self._pump()
+
+    def _pump(self) -> None:
+        done = self._done
+        if done is None or done.done():
+            return
+        try:
+            while self._news:
+                if not self._advance(next(iter(self._news))):
+                    break
+            else:
+                if self.open:
+                    return
+        except Exception as error:
+            done.set_result(error)
+        else:
+            done.set_result(None)
+
+    def _advance(self, index: int) -> bool:
+        """Hand over what is new of a reply. Whether the sink takes more."""
+        generation = self.generations[index]
+        assert generation is not None and self._sink is not None
+        more = True
+        while more and (text := generation.step()) is not None:
+            finish = generation.finish
+            more = self._sink(Piece(index, text, generation.take_logprobs(), finish))
+            self._start_followers(index)
+            if finish:
+                self.open -= 1
+                del self._news[index]
+                return more
+        if more:
+            del self._news[index]
+        return more
+
+    def _start_followers(self, index: int) -> None:
+        """After a piece of the reply that leads: its prompt is in the prefix cache."""
+        if self.n > 1 and index % self.n == 0 and self.generations[index + 1] is None:
+            for follower in range(index + 1, index + self.n):
+                self._start(follower)
+
+    def _start(self, index: int) -> None:
         generation = self._begin(self.asks[index // self.n], index % self.n)
         self.generations[index] = self._exits.enter_context(generation)
-        return generation
-
-    def _run(self, index: int) -> None:
-        self._tasks.append(asyncio.create_task(self._pump(self._start(index), index)))
-
-    async def _pump(self, generation: Generation, index: int) -> None:
-        try:
-            leads = index % self.n == 0 and self._waits_for_first(index // self.n)
-            while not generation.finish:
-                text = await generation.step()
-                self._queue.put_nowait(Piece(index, text, generation.take_logprobs(), generation.finish))
-                if leads:
-                    leads = False
-                    for follower in range(index + 1, index + self.n):
-                        self._run(follower)
-        except Exception as error:
-            self._queue.put_nowait(error)
+        generation.listen(partial(self._on_news, index))
+        self._news[index] = None  # its time may be over already
 
     def _waits_for_first(self, prompt: int) -> bool:
         ask = self.asks[prompt]
         return self.n > 1 and (len(ask.tokens) > self._block_tokens or ask.prompt_logprobs != NO_LOGPROBS)
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         try:
-            if self._open == 1:
-                self._start(0)
-            else:
-                for index in range(self._open):
-                    if index % self.n == 0 or not self._waits_for_first(index // self.n):
-                        self._run(index)
+            for index in range(self.open):
+                if index % self.n == 0 or not self._waits_for_first(index // self.n):
+                    self._start(index)
         except BaseException:
-            await self._leave()
+            self._exits.close()
             raise
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._leave()
-
-    async def _leave(self) -> None:
-        for task in self._tasks:
-            task.cancel()
         self._exits.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks)

@@ -30,10 +30,6 @@ class ClientWatch:
         self._watch = asyncio.create_task(self._wait())
         return self
 
-    def done(self) -> None:
-        """The reply is complete: from now on whoever leaves has got all of it. Call it without waiting in between."""
-        self._watch.cancel()
-
     async def _wait(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass

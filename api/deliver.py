@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from graphrt.api import sse
 from graphrt.api.choices import Choices, Piece
 from graphrt.api.errors import describe
+from graphrt.api.outlet import Outlet
 from graphrt.errors import EngineDead, RequestError
 
 log = logging.getLogger("graphrt.api")
@@ -36,37 +37,50 @@ async def deliver_whole(choices: Choices, writer: Writer, scope: Scope, receive:
     """Wait for everything, then answer. Errors are raised."""
     texts: list[list[str]] = [[] for _ in choices.generations]
     whole = [Piece(index, "", [], "") for index in range(len(texts))]
-    while pieces := await choices.next():
-        for piece in pieces:
-            texts[piece.index].append(piece.text)
-            whole[piece.index].logprobs += piece.logprobs
-            whole[piece.index].finish = piece.finish
+
+    def keep(piece: Piece) -> bool:
+        texts[piece.index].append(piece.text)
+        whole[piece.index].logprobs += piece.logprobs
+        whole[piece.index].finish = piece.finish
+        return True
+
+    await choices.run(keep)
     for piece, parts in zip(whole, texts, strict=True):
         piece.text = "".join(parts)
     await Response(writer.whole(whole), media_type="application/json")(scope, receive, send)
 
 
-async def deliver_stream(choices: Choices, writer: Writer, send: Send) -> None:
-    """Answer piece by piece. Errors before the first piece are raised, later ones are the stream's last event."""
-    pieces = await choices.next()  # until here an error still has an HTTP status of its own
+async def deliver_stream(choices: Choices, writer: Writer, outlet: Outlet, send: Send) -> None:
+    """Answer piece by piece. Errors before the first piece are raised, later ones are the stream's last event.
+
+    While the client does not read, nothing is written: its tokens wait in the stream as numbers, and become one event.
+    """
+    first: list[Piece] = []
+
+    def hold(piece: Piece) -> bool:
+        first.append(piece)
+        return False
+
+    await choices.run(hold)  # until here an error still has an HTTP status of its own
     await send(sse.stream_start())
     begun: set[int] = set()
-    body = b""
+
+    def write(piece: Piece) -> bool:
+        body = writer.events(piece)
+        if piece.index not in begun:
+            begun.add(piece.index)
+            body = writer.opening(piece.index) + body
+        return outlet.write(body)
+
     try:
-        while pieces:
-            for piece in pieces:
-                if piece.index not in begun:
-                    begun.add(piece.index)
-                    body += writer.opening(piece.index)
-                body += writer.events(piece)
-            if body:
-                await send(sse.stream_part(body))
-                body = b""
-            pieces = await choices.next()
+        write(first[0])
+        while choices.open:
+            await outlet.drain()
+            await choices.run(write)
         body = writer.closing()
     except (RequestError, EngineDead) as error:
-        body += sse.raw_event(describe(error)[1])
+        body = sse.raw_event(describe(error)[1])
     except Exception as error:
         log.exception("a stream broke")
-        body += sse.raw_event(describe(error)[1])
+        body = sse.raw_event(describe(error)[1])
     await send(sse.stream_part(body, more=False))

@@ -16,6 +16,7 @@ from graphrt.api.choices import Choices
 from graphrt.api.client_watch import ClientWatch
 from graphrt.api.deliver import Writer, deliver_stream, deliver_whole
 from graphrt.api.errors import ApiError
+from graphrt.api.outlet import outlet_of
 from graphrt.api.request_note import note_of
 from graphrt.api.request_schema import GenerationFields
 from graphrt.api.state import AppState
@@ -51,16 +52,15 @@ class GenerateEndpoint(Generic[R]):
         options = request.stream_options
         if options is not None and not request.stream:
             raise ApiError("stream_options is allowed only with stream true", param="stream_options")
-        async with ClientWatch(receive) as watch:
+        async with ClientWatch(receive):
             asks = await self.asks(request)
             info = state.engine.info
             n = params.choices(request, len(asks), info.max_batch + info.max_waiting)
             state.check_serving()  # encoding may have taken a while
             start = partial(begin, state=state, note=note_of(scope), started=started)
-            async with Choices(asks, n, start, info.block_tokens) as choices:
+            with Choices(asks, n, start, info.block_tokens) as choices:
                 writer = self.writer(request, choices, bool(options and options.include_usage))
                 if request.stream:
-                    await deliver_stream(choices, writer, send)
+                    await deliver_stream(choices, writer, outlet_of(scope), send)
                 else:
                     await deliver_whole(choices, writer, scope, receive, send)
-                watch.done()  # leaving `Choices` waits for its tasks

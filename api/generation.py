@@ -1,8 +1,9 @@
-"""One sequence under way: waits for its tokens, turns them into text, keeps its times, and ends in exactly one way."""
+"""One sequence under way: takes its tokens, turns them into text, keeps its times, and ends in exactly one way."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -42,6 +43,7 @@ class Generation:
         self._last = 0.0  # when the last tokens came; 0 before the first
         self._aborted: RequestError | None = None
         self._closed = False
+        self._listener: Callable[[], None] | None = None
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = 0
         self.prompt_logprobs: list[Logprob] = []
@@ -62,16 +64,26 @@ class Generation:
         """The tokens whose text came out since the last call, where log-probabilities were asked for."""
         return self._text.take_logprobs()
 
-    async def step(self) -> str:
-        """The next piece of text, maybe empty. Raises `RequestError` or `EngineDead` when the engine gives up on it."""
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called, from now on, when a `step` has something to give or to raise."""
+        self._listener = listener
+        self._stream.listen(listener)
+
+    def step(self) -> str | None:
+        """The next piece of text, maybe empty; None when nothing has come. To be called until it is None or `finish` is set.
+
+        Raises `RequestError` or `EngineDead` when the engine gives up on it.
+        """
+        if self._aborted is not None:
+            self._end(self._reason_of(None))
+            raise self._aborted.with_traceback(None)  # shared by all that were aborted together
         try:
-            out = await anext(self._stream)
+            out = self._stream.take()
         except (RequestError, EngineDead) as error:
             self._end(self._reason_of(error))
-            raise (self._aborted or error) from None
-        except StopAsyncIteration:
-            self._end(self._reason_of(None))
-            raise self._aborted or RequestError("the engine ended this request early", status=500) from None
+            raise
+        if out is None:
+            return None
         self.cached_tokens = out.cached_tokens
         if out.tokens:
             self._clock(len(out.tokens))
@@ -79,18 +91,22 @@ class Generation:
             self.prompt_logprobs += out.prompt_logprobs
         piece = self._text.push(out.tokens, out.finish, out.logprobs)
         if self._text.finish:
+            self._end(self._text.finish)
             if not out.finish:
                 self._stream.cancel()  # a stop string, of which the engine knows nothing
-            self._end(self._text.finish)
         elif out.finish:
             self._end(self._reason_of(None))
-            raise self._aborted or RequestError(f"the engine ended this request: {out.finish}", status=500)
+            raise RequestError(f"the engine ended this request: {out.finish}", status=500)
         return piece
 
     def abort(self, error: RequestError) -> None:
-        """End it from outside; `step` will raise `error`."""
+        """End it from outside, whatever the engine does; `step` will raise `error`."""
+        if self._closed or self._aborted is not None:
+            return
         self._aborted = error
         self._stream.cancel()
+        if self._listener is not None:
+            self._listener()
 
     def _clock(self, tokens: int) -> None:
         now = time.perf_counter()
@@ -111,6 +127,7 @@ class Generation:
         if self._closed:
             return
         self._closed = True
+        self._stream.listen(None)
         self._live.discard(self)
         self._note.end(self, self.prompt_tokens, self.completion_tokens, self.cached_tokens, reason)
         decode_s = self._last - self._first if self._last else 0.0
@@ -124,5 +141,5 @@ class Generation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._closed:
-            self._stream.cancel()
             self._end("abort")
+            self._stream.cancel()

@@ -7,13 +7,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from graphrt.api.errors import error_reply
 from graphrt.api.http_parser import NoUpgradeParser
 from graphrt.api.listen import peer_left
+from graphrt.api.outlet import SCOPE_KEY, Outlet
 
 log = logging.getLogger("graphrt.api")
 
@@ -109,6 +110,7 @@ def http_protocol(
             self._in_headers = False
             self._disarm()
             super().on_headers_complete()
+            cast(dict[str, Any], self.scope)[SCOPE_KEY] = Outlet(self.transport, self.flow)
             if not self.pipeline:
                 self._current = self.cycle
             elif self._peer_timer is None:

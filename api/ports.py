@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from graphrt.seam.records import NO_LOGPROBS, EngineInfo, Sampling, Stats, TokenOut
 
 
 class TokenStream(Protocol):
-    """The tokens of one request, ending after the item whose `finish` is set.
+    """The tokens of one request, ending after the item whose `finish` is set."""
 
-    `__anext__` raises `RequestError` when the engine refused the request and `EngineDead` when the engine died.
-    """
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Have `listener` called on the loop when something came; it must then `take` until there is nothing. What is there
+        already is not told. None stops it.
+        """
 
-    def __aiter__(self) -> TokenStream: ...
+    def take(self) -> TokenOut | None:
+        """All that came since the last time, None for nothing.
 
-    async def __anext__(self) -> TokenOut: ...
+        Raises `RequestError` when the engine refused the request and `EngineDead` when the engine died.
+        """
 
     def cancel(self) -> None:
         """Drop the request in the engine; may be called at any time and more than once."""

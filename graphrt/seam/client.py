@@ -66,6 +66,7 @@ class EngineClient:
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._ids = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
+        self._woken: list[RequestStream] = []  # their listeners are to be told
         self._step_waiters: deque[asyncio.Future[list[StepTrace]]] = deque()  # answered in order
         self._ready: asyncio.Future[EngineInfo] = self._loop.create_future()
         self._dead = asyncio.Event()
@@ -160,7 +161,9 @@ class EngineClient:
             prompt_logprobs,
         )
         self._backlog.send(self._encode(record))
-        stream = self._streams[request_id] = RequestStream(request_id, self._loop, self._send_cancel, self._drop_stream)
+        stream = self._streams[request_id] = RequestStream(
+            request_id, self._loop, self._send_cancel, self._drop_stream, self._woken.append
+        )
         return stream
 
     async def step_log(self, count: int) -> list[StepTrace]:
@@ -231,25 +234,40 @@ class EngineClient:
         self._turn()
 
     def _turn(self) -> None:
-        """Dispatch what waits, then sleep again; long bursts in several turns of the loop."""
+        """Dispatch what waits, tell the listeners, then sleep again; long bursts in several turns of the loop."""
         self._turn_scheduled = False
         if self._released:
             return
-        rx = self._wires.rx
         try:
-            for _ in range(_RECORDS_PER_TURN):
-                payload = rx.recv()
-                if payload is not None:
-                    self._dispatch(self._decode(payload))
-                elif self._released or rx.try_sleep():
-                    return
+            empty = self._dispatch_waiting()
         except (GraphrtError, msgspec.MsgspecError) as error:
             logger.exception("the engine's records cannot be read")
             self._on_fatal(f"the engine's records cannot be read: {error}")
             return
-        if not self._turn_scheduled:
-            self._turn_scheduled = True
-            self._loop.call_soon(self._turn)
+        self._tell()  # after all of it: what waited together is told once
+        if (empty and self._wires.rx.try_sleep()) or self._turn_scheduled:
+            return
+        self._turn_scheduled = True
+        self._loop.call_soon(self._turn)
+
+    def _dispatch_waiting(self) -> bool:
+        """Whether that was all."""
+        recv = self._wires.rx.recv
+        for _ in range(_RECORDS_PER_TURN):
+            payload = recv()
+            if payload is None:
+                return True
+            self._dispatch(self._decode(payload))
+        return False
+
+    def _tell(self) -> None:
+        woken = self._woken.copy()
+        self._woken.clear()
+        for stream in woken:
+            try:
+                stream.tell()
+            except Exception:
+                logger.exception("a listener of request %d failed", stream.id)
 
     def _dispatch(self, record: FromEngine) -> None:
         if type(record) is Output:
@@ -306,6 +324,7 @@ class EngineClient:
             logger.error("the engine is gone: %s", reason)
         for stream in list(self._streams.values()):
             stream.fail(EngineDead(reason))
+        self._tell()
         for waiter in self._step_waiters:
             if not waiter.done():
                 waiter.set_exception(EngineDead(reason))

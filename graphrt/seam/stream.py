@@ -17,9 +17,23 @@ class RequestStream:
     pieces, with the first token. Raises `RequestError` when the engine refused
     the request and `EngineDead` when the engine died, after all that had arrived before. Leaving early needs `aclose`,
     or `async with`: the engine goes on otherwise.
+
+    A task that iterates costs a switch for each token. Who has hundreds of streams uses `listen` and `take` instead.
     """
 
-    __slots__ = ("_cancel", "_error", "_forget", "_loop", "_over", "_ready", "_waiter", "id")
+    __slots__ = (
+        "_cancel",
+        "_error",
+        "_forget",
+        "_listener",
+        "_loop",
+        "_over",
+        "_ready",
+        "_told",
+        "_waiter",
+        "_wake",
+        "id",
+    )
 
     def __init__(
         self,
@@ -27,11 +41,16 @@ class RequestStream:
         loop: asyncio.AbstractEventLoop,
         cancel: Callable[[int], None],
         forget: Callable[[int], None],
+        wake: Callable[[RequestStream], None],
     ) -> None:
+        """`wake` asks for a `tell` once all that has arrived is fed."""
         self.id = request_id
         self._loop = loop
         self._cancel: Callable[[int], None] | None = cancel
         self._forget = forget
+        self._wake = wake
+        self._listener: Callable[[], None] | None = None
+        self._told = True  # whether the listener knows, or will, of what is there
         self._ready: TokenOut | None = None
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -42,12 +61,9 @@ class RequestStream:
 
     async def __anext__(self) -> TokenOut:
         while True:
-            out = self._ready
-            if out is not None and (out.tokens or out.finish):
-                self._ready = None
+            out = self.take()
+            if out is not None:
                 return out
-            if self._error is not None:
-                raise self._error.with_traceback(None)
             if self._over:
                 raise StopAsyncIteration
             if self._waiter is not None:
@@ -58,6 +74,23 @@ class RequestStream:
             finally:
                 self._waiter = None
 
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Have `listener` called on the loop when something came; it must then `take` until there is nothing. What is there
+        already is not told. None stops it.
+        """
+        self._listener = listener
+        self._told = listener is None
+
+    def take(self) -> TokenOut | None:
+        """All that came since the last time, None for nothing. Raises as iterating does."""
+        out = self._ready
+        if out is not None and (out.tokens or out.finish):
+            self._ready = None
+            return out
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return None
+
     def cancel(self) -> None:
         """Ask the engine to drop the request; the stream then ends with finish "cancelled", or as it ended before."""
         cancel, self._cancel = self._cancel, None
@@ -67,6 +100,7 @@ class RequestStream:
     async def aclose(self) -> None:
         """Cancel, discard what waits and end the iteration at once. Idempotent."""
         self.cancel()
+        self.listen(None)
         self._ready = None
         self._error = None
         self._end()
@@ -96,8 +130,14 @@ class RequestStream:
             )
         if out.finish:
             self._end()
-        elif self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        else:
+            self._news()
+
+    def tell(self) -> None:
+        """The client's: all is fed that was there."""
+        if self._listener is not None:
+            self._told = False
+            self._listener()
 
     def fail(self, error: Exception) -> None:
         """The client's: no more tokens will come, for this reason."""
@@ -108,5 +148,12 @@ class RequestStream:
     def _end(self) -> None:
         self._over = True
         self._forget(self.id)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._news()
+
+    def _news(self) -> None:
+        if self._waiter is not None:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+        elif not self._told:
+            self._told = True
+            self._wake(self)

@@ -46,13 +46,17 @@ SCRIPTED = _load_sibling("scripted")
 
 
 class FakeStream:
+    """Each `put` is told at once; what is put while nobody listens is taken together."""
+
     def __init__(self, engine: FakeEngine, request: Submit) -> None:
         self.engine = engine
         self.request = request
         self.cancelled = asyncio.Event()
-        self._queue: asyncio.Queue[TokenOut | Exception] = asyncio.Queue()
+        self._items: list[TokenOut] = []
+        self._error: Exception | None = None
         self._over = False
         self._first = True
+        self._listener: Callable[[], None] | None = None
 
     def put(self, text: str | bytes | list[int], finish: str = "", cached: int = 0) -> None:
         tokens = text if isinstance(text, list) else list(text.encode() if isinstance(text, str) else text)
@@ -61,23 +65,42 @@ class FakeStream:
         if self._first and tokens and self.request.prompt_logprobs >= 0:
             prompt = [fake_logprob(t, self.request.prompt_logprobs) for t in self.request.tokens[1:]]
         self._first &= not tokens
-        self._queue.put_nowait(TokenOut(self.request.id, tokens, finish, cached, logprobs, prompt))
+        self.give(TokenOut(self.request.id, tokens, finish, cached, logprobs, prompt))
+
+    def give(self, item: TokenOut) -> None:
+        if not self._over:
+            self._over = bool(item.finish)
+            self._items.append(item)
+            self._tell()
 
     def fail(self, error: Exception) -> None:
-        self._queue.put_nowait(error)
-
-    def __aiter__(self) -> FakeStream:
-        return self
-
-    async def __anext__(self) -> TokenOut:
-        if self._over:
-            raise StopAsyncIteration
-        item = await self._queue.get()
-        if isinstance(item, Exception):
+        if not self._over:
             self._over = True
-            raise item
-        self._over = bool(item.finish)
-        return item
+            self._error = error
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._listener is not None:
+            self._listener()
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        self._listener = listener
+
+    def take(self) -> TokenOut | None:
+        items, self._items = self._items, []
+        if items:
+            last = items[-1]
+            return TokenOut(
+                last.id,
+                [t for item in items for t in item.tokens],
+                last.finish,
+                last.cached_tokens,
+                [p for item in items for p in item.logprobs],
+                [p for item in items for p in item.prompt_logprobs],
+            )
+        if self._error is not None:
+            raise self._error
+        return None
 
     def cancel(self) -> None:
         if not self.cancelled.is_set():

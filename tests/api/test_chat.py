@@ -98,16 +98,16 @@ def test_the_client_streams(server: Any) -> None:
     assert chunks[-1].usage.completion_tokens == 15
 
 
-def test_tokens_that_come_together_are_one_event(server: Any) -> None:
+def test_tokens_that_wait_together_are_one_event(server: Any) -> None:
     async def burst(stream: Any) -> None:
         stream.put("one ")
-        stream.put("two three ")
+        stream.put("two three ")  # while the head of the reply is sent
         stream.put("four", "length")
 
     server.engine.script = burst
     *chunks, _ = events(server)
     contents = [json.loads(chunk)["choices"][0]["delta"].get("content") for chunk in chunks]
-    assert contents == ["", "one ", "two three ", "four", None]
+    assert contents == ["", "one ", "two three four", None]
     assert json.loads(chunks[-1])["choices"][0]["finish_reason"] == "length"
 
 

@@ -281,7 +281,7 @@ def test_the_client_reads_logprobs(server: Any) -> None:
 def test_infinities_are_numbers_in_json(server: Any) -> None:
     async def impossible(stream: Any) -> None:
         own = Logprob(97, -math.inf, 1, [(97, -math.inf), (98, math.nan)])
-        stream._queue.put_nowait(TokenOut(stream.request.id, [97], "length", 0, [own]))
+        stream.give(TokenOut(stream.request.id, [97], "length", 0, [own]))
 
     server.engine.script = impossible
     body = {"model": "tiny", "messages": HI, "logprobs": True, "top_logprobs": 2}
