@@ -8,7 +8,17 @@ from typing import Any
 from graphrt.kernels.cuda.driver import Twin
 from graphrt.kernels.cuda.jit import KernelSpec
 
-MODULES: tuple[str, ...] = ("gemv", "probe", "fill", "elementwise", "rms_norm", "heads", "begin_step", "commit_step")
+MODULES: tuple[str, ...] = (
+    "gemv",
+    "probe",
+    "fill",
+    "elementwise",
+    "rms_norm",
+    "heads",
+    "begin_step",
+    "commit_step",
+    "attention_decode",
+)
 
 
 def all_specs() -> list[KernelSpec]:
