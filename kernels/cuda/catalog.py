@@ -17,6 +17,7 @@ MODULES: tuple[str, ...] = (
     "heads",
     "begin_step",
     "commit_step",
+    "sample",
     "attention_decode",
 )
 
