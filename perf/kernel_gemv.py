@@ -69,26 +69,42 @@ class Chain:
         self.cache = driver.alloc((rows, s.layers, 2, s.kv_heads, 32, s.head_dim), BF16)
         ints = driver.alloc((max(rows, 8),), np.int32)
         self.step: Any = _Step(ints[:rows], ints[:rows], driver.alloc((rows, 2), np.int32))
+        self.counters = driver.alloc((1024,), np.uint32)
         self.nbytes = sum(w.data.nbytes for w in (*self.qkv, *self.o, *self.gate_up, *self.down, self.head))
 
     def calls(self, tune: dict[str, GemvTuning], pdl: bool = True) -> list[Any]:
         """The step's launches in order."""
         d, s, eps = self.driver, self.s, 1e-5
         calls = []
+        counters = iter(self.counters[32 * i : 32 * i + 1] for i in itertools.cycle(range(32)))
         for i in range(s.layers):
             attention = AttentionWeights(self.norm, self.qkv[i], None, None)
             shape = HeadShape(s.heads, s.kv_heads, s.head_dim, i)
             calls += [
                 gemv.gemv_norm_qkv_rope_append(
-                    d, self.x, attention, eps, self.rope, shape, self.step, self.cache, self.q, tune["qkv"]
+                    d,
+                    next(counters),
+                    self.x,
+                    attention,
+                    eps,
+                    self.rope,
+                    shape,
+                    self.step,
+                    self.cache,
+                    self.q,
+                    tune["qkv"],
                 ),
-                gemv.gemv_residual(d, self.q, self.o[i], self.x, tune["o"]),
+                gemv.gemv_residual(d, next(counters), self.q, self.o[i], self.x, tune["o"]),
                 gemv.gemv_norm_gate_up_silu(
-                    d, self.x, MlpWeights(self.norm, self.gate_up[i]), eps, self.hidden, tune["gate_up"]
+                    d, next(counters), self.x, MlpWeights(self.norm, self.gate_up[i]), eps, self.hidden, tune["gate_up"]
                 ),
-                gemv.gemv_residual(d, self.hidden, self.down[i], self.x, tune["down"]),
+                gemv.gemv_residual(d, next(counters), self.hidden, self.down[i], self.x, tune["down"]),
             ]
-        calls.append(gemv.gemv_norm_head(d, self.x, self.picked, self.norm, eps, self.head, self.logits, tune["head"]))
+        calls.append(
+            gemv.gemv_norm_head(
+                d, next(counters), self.x, self.picked, self.norm, eps, self.head, self.logits, tune["head"]
+            )
+        )
         return calls
 
 
@@ -111,7 +127,7 @@ def chosen(s: Shape, rows: int) -> dict[str, GemvTuning]:
 
 
 def uniform(
-    s: Shape, rows: int, unit: int, stage_k: int, budget: int, warps: int, per_sm: int, least: int, prefetch: int
+    s: Shape, rows: int, unit: int, stage_k: int, budget: int, warps: int, per_sm: int, least: int, window: int
 ) -> dict[str, GemvTuning]:
     """The same cut everywhere, as many stages as the budget holds."""
     tunes = {}
@@ -121,7 +137,7 @@ def uniform(
         cut = min(stage_k, -(-k // 64) * 64)
         size = GemvTuning(unit, cut, 1).stage_bytes
         stages = max(min((budget - rows * (2 * k + 64)) // size, 16), 2)
-        tunes[name] = GemvTuning(unit, cut, stages, warps, per_sm, least, prefetch)
+        tunes[name] = GemvTuning(unit, cut, stages, warps, per_sm, least, window=min(window, stages))
     return tunes
 
 
@@ -150,12 +166,12 @@ def main() -> None:
     chain = Chain(driver, shape, options.rows)
     variants = {"chosen": chosen(shape, options.rows)}
     if options.sweep:
-        for unit, stage_k, warps, prefetch in itertools.product((8, 16), (512, 1024, 2048), (4, 8), (0, 4, 8)):
+        for unit, stage_k, warps, window in itertools.product((8, 16), (512, 1024, 2048), (4, 8), (2, 4)):
             budget, least, per_sm = 74, 3, 1
             try:
-                tune = uniform(shape, options.rows, unit, stage_k, budget * 1024 - 1536, warps, per_sm, least, prefetch)
+                tune = uniform(shape, options.rows, unit, stage_k, budget * 1024 - 1536, warps, per_sm, least, window)
                 if max(t.smem(options.rows, shape.ffn) for t in tune.values()) < 220 * 1024:
-                    variants[f"u{unit} k{stage_k} w{warps} p{prefetch}"] = tune
+                    variants[f"u{unit} k{stage_k} w{warps} f{window}"] = tune
             except ValueError:
                 continue
     rows = []

@@ -7,7 +7,6 @@
 // A unit is 4, 8 or 16 rows of w and as many values of each output row, chosen so that what an epilogue combines lies in one unit: gate rows
 // with their up rows, rows of a head's first half with their partners in the second. Warps share a unit by its columns. Within 32 columns
 // both operands take them in the same permuted order, which lets a lane load 16 contiguous bytes instead of shuffling fragments.
-// Shared memory holds only so much of what is to come, so the first tiles beyond the ring are asked into L2 as well.
 #include "gemv.cuh"
 
 // What the epilogue of a unit needs from memory, loaded a unit ahead so that nothing waits for it.
@@ -64,7 +63,8 @@ inline __device__ void finish(const Args& a, int u, int row, int col, float v, c
 }
 
 // The finishing warp: adds up what the others have of a unit, in a fixed order, and writes it.
-inline __device__ void finish_units(const Args& a, float (*partial)[WARPS][ROWS][UNIT], float (*squares)[ROWS], Barriers& ring, int lane) {
+inline __device__ void finish_units(const Args& a, float (*partial)[WARPS][ROWS][UNIT], float (*squares)[ROWS], Barriers& ring,
+                                    const volatile int* queue, int lane) {
     const int output = lane % OUTPUTS, part = lane / OUTPUTS, row = output / UNIT, col = output % UNIT;
     pdl_wait();
     Place place = {0, PAD, 0};
@@ -72,14 +72,15 @@ inline __device__ void finish_units(const Args& a, float (*partial)[WARPS][ROWS]
         place.position = a.positions[row], place.slot = a.row_slot[row];
         if (place.slot != PAD) place.block = a.block_table[i64(place.slot) * a.max_blocks + place.position / BLOCK_TOKENS];
     }
-    Before next = {0, 0, 0, 0};
-    if (blockIdx.x < a.units) next = before(a, blockIdx.x, row, col, place);
+    Before b = {0, 0, 0, 0};
     float scale = 1;
-    int i = 0;
+    int u = next_unit(queue, 0), i = 0;
+    if (u >= 0) b = before(a, u, row, col, place);
     pdl_before_stores();
-    for (int u = blockIdx.x; u < a.units; u += gridDim.x, ++i) {
-        const Before b = next;  // loaded a unit ahead
-        if (u + gridDim.x < a.units) next = before(a, u + gridDim.x, row, col, place);
+    while (u >= 0) {
+        const int peeked = peek_unit(queue, i + 1);
+        Before next = {0, 0, 0, 0};
+        if (peeked >= 0) next = before(a, peeked, row, col, place);  // a unit ahead, where it is known
         barrier_wait(&ring.summed[i & 1], i / 2 & 1);
         if (NORMED && i == 0) {
             float square = 0;
@@ -94,23 +95,27 @@ inline __device__ void finish_units(const Args& a, float (*partial)[WARPS][ROWS]
         for (int offset = OUTPUTS; offset < WARP; offset *= 2) v += __shfl_xor_sync(ALL_LANES, v, offset);
         if (lane == 0) barrier_arrive(&ring.taken[i & 1]);
         finish(a, u, row, col, v * scale, b, place, part == 0);
+        u = next_unit(queue, ++i);
+        b = peeked < 0 && u >= 0 ? before(a, u, row, col, place) : next;
     }
 }
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 2 * WARP, MIN_BLOCKS)
     gemv(const u16* w, const float* bias, const float* norm, const void* act, void* out, const int* rows, const int* positions,
-         const int* row_slot, const int* block_table, const float* cosines, const float* sines, u16* cache, int n, int units,
-         int max_blocks, int layer, int layers, int heads, int kv_heads, float eps) {
+         const int* row_slot, const int* block_table, const float* cosines, const float* sines, u16* cache, u32* counter, int n,
+         int units, int max_blocks, int layer, int layers, int heads, int kv_heads, int fixed, int tickets, float eps) {
     const Args a = {w,      bias,  norm,  act, out,   rows,       positions, row_slot, block_table, cosines,
-                    sines,  cache, n,     units, max_blocks, layer,   layers,    heads,    kv_heads,    eps};
+                    sines,  cache, n,     units, max_blocks, layer,   layers,    heads,    kv_heads,    counter, fixed, tickets, eps};
     extern __shared__ __align__(128) char smem[];
     __shared__ Barriers ring;
     __shared__ float partial[2][WARPS][ROWS][UNIT];
     __shared__ float squares[WARPS][ROWS];
+    __shared__ int queue[QUEUE];
     char* xs = smem + STAGES * STAGE_BYTES;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 
     pdl_begin();
+    if (threadIdx.x < QUEUE) queue[threadIdx.x] = 0;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) barrier_init(&ring.full[s], 1), barrier_init(&ring.empty[s], WARPS);
         for (int s = 0; s < 2; ++s) barrier_init(&ring.summed[s], WARPS), barrier_init(&ring.taken[s], 1);
@@ -118,11 +123,11 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 2 * WARP, MIN_BLOCKS)
     }
     __syncthreads();
     if (warp == WARPS) {
-        produce(a, smem, ring, lane);
+        produce(a, smem, ring, queue, lane);
         return;
     }
     if (warp == WARPS + 1) {
-        finish_units(a, partial, squares, ring, lane);
+        finish_units(a, partial, squares, ring, queue, lane);
         return;
     }
     load_rows(a, xs, squares, warp, lane);
@@ -132,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 2 * WARP, MIN_BLOCKS)
     // Lanes of rows that there are not multiply row 0 again; nobody reads what comes of it.
     const char* my_x = xs + (lane / 4 < ROWS ? lane / 4 : 0) * X_PITCH + (lane % 4) * 16 + warp * CHUNK * 2;
     const char* my_w = smem + (lane / 4 % N_ROWS) * PITCH + (lane % 4) * 16 + warp * CHUNK * 2;
-    for (int u = blockIdx.x; u < units; u += gridDim.x, ++i) {
+    for (; next_unit(queue, i) >= 0; ++i) {
         float c[N_TILES][CHAINS][4] = {};
         for (int t = 0; t < TILES; ++t) {
             barrier_wait(&ring.full[stage], parity);

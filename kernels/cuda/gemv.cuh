@@ -41,6 +41,8 @@ struct Args {
     const float* sines;
     u16* cache;             // [blocks, layers, 2, kv_heads, BLOCK_TOKENS, HEAD_DIM]
     int n, units, max_blocks, layer, layers, heads, kv_heads;
+    u32* counter;  // zero between launches
+    int fixed, tickets;
     float eps;
 };
 
@@ -65,34 +67,54 @@ inline __device__ const u16* row_start(const Args& a, int u, int i) {
     return a.w + (row < last ? row : last) * K;
 }
 
-inline __device__ void prefetch_tiles(const Args& a, int first, int lane) {
-    for (int q = first; q < first + PREFETCH; ++q) {
-        const int u = blockIdx.x + q / TILES * gridDim.x, t = q % TILES;
-        if (u < a.units && lane < UNIT)
-            bulk_prefetch(row_start(a, u, lane) + t * STAGE_K, 2 * min(STAGE_K, K - t * STAGE_K));
+// The units of this block, in order, for its other warps. The first `fixed` of each block are known; for what is left blocks draw tickets, so that
+// two of them on one multiprocessor, or one with a slower way to memory, take less and all end together. Every block draws until it draws
+// in vain, once: after `tickets` draws in all the counter is zero again, for the next launch.
+constexpr int QUEUE = 16;  // more than the units between the one that is fetched and the one that is finished
+static_assert(STAGES <= 8);
+
+inline __device__ int queue_word(int i, int u) { return ((i & 0x7ff) + 1) << 20 | (u + 1); }
+
+inline __device__ int peek_unit(const volatile int* queue, int i) {  // -1: no more, -2: not known yet
+    const int word = queue[i % QUEUE];
+    return word >> 20 == (i & 0x7ff) + 1 ? (word & 0xfffff) - 1 : -2;
+}
+inline __device__ int next_unit(const volatile int* queue, int i) {
+    int u;
+    while ((u = peek_unit(queue, i)) == -2) {
     }
+    return u;
 }
 
-inline __device__ void produce(const Args& a, char* stages, Barriers& ring, int lane) {
+inline __device__ void produce(const Args& a, char* stages, Barriers& ring, volatile int* queue, int lane) {
     const u64 policy = evict_first_policy();
-    const int mine = (a.units - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x) * TILES;
-    for (int q = 0; q < mine; ++q) {
-        if (q == STAGES) {
-            pdl_launch();
-            prefetch_tiles(a, STAGES, lane);
-        }
-        const int stage = q % STAGES, t = q % TILES;
-        if (q >= STAGES) barrier_wait(&ring.empty[stage], (q / STAGES - 1) & 1);
-        // More in flight than the memory system holds would only stand in the way of the activations.
-        if (q >= WINDOW) barrier_wait(&ring.full[(q - WINDOW) % STAGES], (q - WINDOW) / STAGES & 1);
-        const u32 bytes = 2 * min(STAGE_K, K - t * STAGE_K);
-        if (lane == 0) barrier_arrive_expect(&ring.full[stage], UNIT * bytes);
-        __syncwarp();
-        if (lane < UNIT)
-            bulk_copy(stages + stage * STAGE_BYTES + lane * PITCH,
-                      row_start(a, blockIdx.x + q / TILES * gridDim.x, lane) + t * STAGE_K, bytes, &ring.full[stage], policy);
+    int u = a.fixed > 0 ? int(blockIdx.x) : -2, q = 0, i = 0;
+    u32 ticket = 0;
+    if (u == -2) {
+        if (lane == 0) ticket = atomicInc(a.counter, a.tickets - 1);
+        u = int(__shfl_sync(ALL_LANES, ticket, 0));
     }
-    if (mine <= STAGES) pdl_launch();
+    while (u < a.units) {
+        if (lane == 0) queue[i % QUEUE] = queue_word(i, u);
+        ++i;
+        if (lane == 0 && i >= a.fixed) ticket = atomicInc(a.counter, a.tickets - 1);  // used when this unit is on its way
+        const u16* row = row_start(a, u, lane % UNIT);
+        for (int t = 0; t < TILES; ++t, ++q) {
+            if (q == STAGES) pdl_launch();
+            const int stage = q % STAGES;
+            if (q >= STAGES) barrier_wait(&ring.empty[stage], (q / STAGES - 1) & 1);
+            // More in flight than the memory system holds would only stand in the way of the activations.
+            if (WINDOW < STAGES && q >= WINDOW) barrier_wait(&ring.full[(q - WINDOW) % STAGES], (q - WINDOW) / STAGES & 1);
+            const u32 bytes = 2 * min(STAGE_K, K - t * STAGE_K);
+            if (lane == 0) barrier_arrive_expect(&ring.full[stage], UNIT * bytes);
+            __syncwarp();
+            if (lane < UNIT)
+                bulk_copy(stages + stage * STAGE_BYTES + lane * PITCH, row + t * STAGE_K, bytes, &ring.full[stage], policy);
+        }
+        u = (i < a.fixed ? i * int(gridDim.x) + int(blockIdx.x) : a.fixed * int(gridDim.x) + int(__shfl_sync(ALL_LANES, ticket, 0)));
+    }
+    if (lane == 0) queue[i % QUEUE] = queue_word(i, -1);
+    if (q <= STAGES) pdl_launch();
     pdl_wait();
 }
 

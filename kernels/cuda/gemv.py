@@ -1,4 +1,7 @@
-"""Products with one or two rows, fused with what stands around them in a decoder layer: `gemv.cu`, its calls and its twin."""
+"""Products with one or two rows, fused with what stands around them in a decoder layer: `gemv.cu`, its calls and its twin.
+
+counter: [1] uint32 on the device, zero before a launch and zero after it; launches that may overlap in time need different ones.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,6 @@ def gemv_spec(
         stages=tuning.stages,
         warps=tuning.warps,
         min_blocks=tuning.min_blocks,
-        prefetch=tuning.prefetch,
         window=min(tuning.window, tuning.stages),
     )
 
@@ -80,16 +82,19 @@ def _call(
     b: StepView | None = None,
     cache: Array | None = None,
     tuning: GemvTuning | None = None,
+    counter: Array,
 ) -> KernelCall:
     k = w.data.shape[1]
     tuning = tuning or choose(rows, w.n, k)
     block_tokens = cache.shape[4] if cache is not None else 32
     spec = gemv_spec(mode, rows, k, w.k, tuning, heads.head_dim if heads else 64, block_tokens)
     units = -(-w.n // tuning.unit)
+    grid = min(units, driver.sm_count * tuning.blocks_per_sm)
+    fixed = min(tuning.fixed_units(k), units // grid)
     i32 = np.int32
     return KernelCall(
         spec,
-        (min(units, driver.sm_count * tuning.blocks_per_sm), 1, 1),
+        (grid, 1, 1),
         (32 * (tuning.warps + 2), 1, 1),
         (
             w.data,
@@ -104,6 +109,7 @@ def _call(
             rope.cos if rope else None,
             rope.sin if rope else None,
             cache,
+            counter,
             i32(w.n),
             i32(units),
             i32(b.block_table.shape[1] if b else 0),
@@ -111,6 +117,8 @@ def _call(
             i32(cache.shape[1] if cache is not None else 0),
             i32(heads.num_heads if heads else 0),
             i32(heads.num_kv_heads if heads else 0),
+            i32(fixed),
+            i32(units - fixed * grid + grid),  # every block draws in vain once
             np.float32(eps),
         ),
         smem=tuning.smem(rows, k),
@@ -119,6 +127,7 @@ def _call(
 
 def gemv_norm_qkv_rope_append(
     driver: Driver,
+    counter: Array,
     x: Array,
     w: AttentionWeights,
     eps: float,
@@ -144,32 +153,43 @@ def gemv_norm_qkv_rope_append(
         b=b,
         cache=cache,
         tuning=tuning,
+        counter=counter,
     )
 
 
 def gemv_norm_linear(
-    driver: Driver, x: Array, norm: Array, eps: float, w: Linear, out: Array, tuning: GemvTuning | None = None
+    driver: Driver,
+    counter: Array,
+    x: Array,
+    norm: Array,
+    eps: float,
+    w: Linear,
+    out: Array,
+    tuning: GemvTuning | None = None,
 ) -> KernelCall:
     """x [R, D] float32 -> w · norm(x) [R, n] float32."""
-    return _call(driver, Mode.PLAIN, w, x, out, x.shape[0], norm=norm, eps=eps, tuning=tuning)
+    return _call(driver, Mode.PLAIN, w, x, out, x.shape[0], norm=norm, eps=eps, tuning=tuning, counter=counter)
 
 
 def gemv_residual(
-    driver: Driver, act: Array, w: Linear, residual: Array, tuning: GemvTuning | None = None
+    driver: Driver, counter: Array, act: Array, w: Linear, residual: Array, tuning: GemvTuning | None = None
 ) -> KernelCall:
     """residual [R, n] float32 += w · act [R, k] bf16."""
-    return _call(driver, Mode.RESIDUAL, w, act, residual, act.shape[0], tuning=tuning)
+    return _call(driver, Mode.RESIDUAL, w, act, residual, act.shape[0], tuning=tuning, counter=counter)
 
 
 def gemv_norm_gate_up_silu(
-    driver: Driver, x: Array, w: MlpWeights, eps: float, out: Array, tuning: GemvTuning | None = None
+    driver: Driver, counter: Array, x: Array, w: MlpWeights, eps: float, out: Array, tuning: GemvTuning | None = None
 ) -> KernelCall:
     """x [R, D] float32 -> silu(gate) · up [R, F] bf16."""
-    return _call(driver, Mode.GATE_UP, w.gate_up, x, out, x.shape[0], norm=w.norm, eps=eps, tuning=tuning)
+    return _call(
+        driver, Mode.GATE_UP, w.gate_up, x, out, x.shape[0], norm=w.norm, eps=eps, tuning=tuning, counter=counter
+    )
 
 
 def gemv_norm_head(
     driver: Driver,
+    counter: Array,
     x: Array,
     rows: Array,
     norm: Array,
@@ -179,7 +199,9 @@ def gemv_norm_head(
     tuning: GemvTuning | None = None,
 ) -> KernelCall:
     """x [R, D] float32, rows [S] int32 -> logits [S, V] float32; those of a PAD row are those of zeros."""
-    return _call(driver, Mode.HEAD, head, x, out, rows.shape[0], norm=norm, eps=eps, picked=rows, tuning=tuning)
+    return _call(
+        driver, Mode.HEAD, head, x, out, rows.shape[0], norm=norm, eps=eps, picked=rows, tuning=tuning, counter=counter
+    )
 
 
 def representative_specs() -> list[KernelSpec]:

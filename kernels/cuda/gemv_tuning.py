@@ -13,7 +13,7 @@ STATIC = 1536  # bytes, at most, of what the kernel declares itself
 class GemvTuning:
     """unit: rows of w that a block takes at a time: 4, 8 or 16. stage_k: columns of a stage; stages: of the ring. warps: that multiply.
 
-    blocks_per_sm: of the grid. min_blocks: that the compiler must leave registers for. prefetch: stages asked into L2 beyond the ring.
+    blocks_per_sm: of the grid. min_blocks: that the compiler must leave registers for.
     window: stages in flight at a time.
     """
 
@@ -23,12 +23,15 @@ class GemvTuning:
     warps: int = 8
     blocks_per_sm: int = 1
     min_blocks: int = 3
-    prefetch: int = 0
     window: int = 2
 
     def smem(self, rows: int, k: int) -> int:
         """Bytes of dynamic shared memory: the ring, and the activations as bf16."""
         return self.stages * self.stage_bytes + rows * (2 * k + 64)
+
+    def fixed_units(self, k: int) -> int:
+        """Units of each block that need no ticket: those that the ring holds when a launch begins."""
+        return max(self.stages // -(-k // self.stage_k), 1)
 
     @property
     def stage_bytes(self) -> int:

@@ -22,8 +22,8 @@ def bf16(a: NDArray[Any]) -> NDArray[np.float64]:
 
 def gemv_twin(call: KernelCall, args: list[Any]) -> None:
     """Writes `out` (and the cache) in place, from arrays of the shapes that the call was built with."""
-    w, bias, norm, act, out, picked, positions, row_slot, block_table, cos, sin, cache, n, *rest = args
-    layer, heads, kv_heads, eps = (rest[i] for i in (2, 4, 5, 6))
+    w, bias, norm, act, out, picked, positions, row_slot, block_table, cos, sin, cache, _counter, n, *rest = args
+    layer, heads, kv_heads, eps = (rest[i] for i in (2, 4, 5, 8))
     mode, d = call.spec["mode"], call.spec["d"]
     if mode == RESIDUAL:
         a = act.reshape(call.spec["rows"], -1).astype(np.float64)

@@ -24,6 +24,9 @@ from graphrt.kernels.cuda.workspace import Workspaces
 from graphrt.kernels.ops import AttentionWeights, HeadShape, Linear, MlpWeights, Ops, Rope
 from graphrt.kernels.step_state import StepView
 
+COUNTERS = 32  # more than the launches that can overlap in time
+LINE = 32  # words between two of them
+
 
 class CudaOps(Ops):
     """One device. `Linear.data` is the padded weight [n', k'] bf16."""
@@ -34,6 +37,7 @@ class CudaOps(Ops):
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.arena, self.workspaces = DeviceArena(driver), Workspaces(driver)
+        self._counters = 0
         self._tables: list[tuple[NDArray[Any], Array]] = []  # tables as they were given, and where they lie
 
     # -- memory and weights -------------------------------------------------------------------------------------------
@@ -101,6 +105,11 @@ class CudaOps(Ops):
         finally:
             self.driver = real
 
+    def _counter(self) -> Array:
+        """A counter that none of the last launches uses."""
+        self._counters = (self._counters + 1) % COUNTERS
+        return self.workspaces.take("tickets", COUNTERS * LINE)[self._counters * LINE :][:1]
+
     def _launch(self, *calls: KernelCall) -> None:
         for call in calls:
             self.driver.launch(call)
@@ -109,6 +118,7 @@ class CudaOps(Ops):
 
     def begin_step(self, b: StepView) -> None:
         self.arena.reset()
+        self._counters = 0
         self._launch(begin_step.begin_step(b))
 
     def sample(self, logits: Array, b: StepView) -> None:

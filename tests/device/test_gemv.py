@@ -34,6 +34,7 @@ class Bench:
     def __init__(self, driver: Driver, seed: int) -> None:
         self.driver, self.rng = driver, np.random.default_rng(seed)
         print(f"seed {seed}")
+        self.counter = driver.alloc((1,), np.uint32)
 
     def put(self, values: np.ndarray[Any, Any]) -> Array:
         array = self.driver.alloc(values.shape, values.dtype)
@@ -62,6 +63,7 @@ class Bench:
             self.driver.launch(call)
             self.driver.synchronize()
             results.append([self.driver.download(a).copy() for a in written])
+            assert self.driver.download(self.counter)[0] == 0
         host = [before[id(a)] if isinstance(a, Array) else a for a in call.args]
         gemv_twin(call, host)
         for i, a in enumerate(written):
@@ -92,7 +94,7 @@ def bench(driver: Driver) -> Bench:
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_residual(bench: Bench, rows: int, n: int, k: int) -> None:
     w, x = bench.linear(n, k, bias=k == 240), bench.normal(rows, n)
-    bench.check(gemv.gemv_residual(bench.driver, bench.normal(rows, k, dtype=BF16), w, x), x)
+    bench.check(gemv.gemv_residual(bench.driver, bench.counter, bench.normal(rows, k, dtype=BF16), w, x), x)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -100,7 +102,9 @@ def test_residual(bench: Bench, rows: int, n: int, k: int) -> None:
 def test_norm_gate_up_silu(bench: Bench, rows: int, f: int, k: int) -> None:
     w = MlpWeights(bench.normal(k), bench.linear(2 * f, k, bias=f == 32))
     out = bench.put(np.full((rows, f), np.nan, BF16))
-    bench.check(gemv.gemv_norm_gate_up_silu(bench.driver, bench.normal(rows, k, scale=3), w, EPS, out), out)
+    bench.check(
+        gemv.gemv_norm_gate_up_silu(bench.driver, bench.counter, bench.normal(rows, k, scale=3), w, EPS, out), out
+    )
 
 
 @pytest.mark.parametrize(("picked", "total"), [([0], 1), ([3, 1], 4), ([-1, 0], 1), ([-1], 2)])
@@ -109,14 +113,16 @@ def test_norm_head(bench: Bench, picked: list[int], total: int, v: int, k: int) 
     out = bench.put(np.full((len(picked), v), np.nan, np.float32))
     rows, head = bench.put(np.array(picked, np.int32)), bench.linear(v, k, bias=v == 33)
     x = bench.normal(total, k)
-    bench.check(gemv.gemv_norm_head(bench.driver, x, rows, bench.normal(k), EPS, head, out), out)
+    bench.check(gemv.gemv_norm_head(bench.driver, bench.counter, x, rows, bench.normal(k), EPS, head, out), out)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_norm_linear(bench: Bench, rows: int) -> None:
     out = bench.put(np.full((rows, 960), np.nan, np.float32))
     w = bench.linear(960, 576, bias=False)
-    bench.check(gemv.gemv_norm_linear(bench.driver, bench.normal(rows, 576), bench.normal(576), EPS, w, out), out)
+    bench.check(
+        gemv.gemv_norm_linear(bench.driver, bench.counter, bench.normal(rows, 576), bench.normal(576), EPS, w, out), out
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,5 +148,5 @@ def test_norm_qkv_rope_append(bench: Bench, heads: int, kv: int, e: int, d: int,
     q = bench.put(np.full((rows, heads, e), np.nan, BF16))
     x = bench.normal(rows, d)
     shape = HeadShape(heads, kv, e, 1)
-    call = gemv.gemv_norm_qkv_rope_append(bench.driver, x, w, EPS, rope, shape, step, cache, q)
+    call = gemv.gemv_norm_qkv_rope_append(bench.driver, bench.counter, x, w, EPS, rope, shape, step, cache, q)
     bench.check(call, q, cache)
