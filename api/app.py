@@ -10,7 +10,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from graphrt.api.auth_gate import Gate
-from graphrt.api.body import BodyTooLarge, on_body_too_large
+from graphrt.api.body import on_body_refused
+from graphrt.api.body_budget import BodyRefused
 from graphrt.api.chat import ChatEndpoint
 from graphrt.api.completions import CompletionEndpoint
 from graphrt.api.cors import cors_middleware
@@ -58,7 +59,7 @@ def create_app(state: AppState) -> Starlette:
         ],
         exception_handlers={
             HTTPException: on_http_exception,
-            BodyTooLarge: on_body_too_large,
+            BodyRefused: on_body_refused,
             RequestError: on_error,
             EngineDead: on_error,
         },

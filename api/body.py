@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from graphrt.api.body_budget import BodyHold, BodyRefused
 from graphrt.api.client_watch import ClientGone
 from graphrt.api.errors import ApiError, error_response
 
@@ -21,15 +22,15 @@ _AT = re.compile(r"^(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>.*)`$", re.DOTA
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
 
-class BodyTooLarge(ApiError):
-    """More bytes than the server reads; the connection ends after the reply."""
+class BodyTooLarge(BodyRefused):
+    """More bytes than the server reads."""
 
     def __init__(self, limit: int) -> None:
         message = f"the request body is larger than {limit} bytes, the most this server reads"
         super().__init__(message, status=413, headers={"connection": "close"})
 
 
-class TooLargeResponse(Response):
+class RefusedResponse(Response):
     """Answers at once, then reads on a while: closing with unread input would reset the reply away."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,14 +47,14 @@ class TooLargeResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def on_body_too_large(request: object, error: Exception) -> Response:
-    """Exception handler for `BodyTooLarge`."""
+async def on_body_refused(request: object, error: Exception) -> Response:
+    """Exception handler for `BodyRefused`."""
     plain = error_response(error)
-    return TooLargeResponse(plain.body, plain.status_code, dict(plain.headers))
+    return RefusedResponse(plain.body, plain.status_code, dict(plain.headers))
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int, timeout_s: float) -> bytes:
-    """The whole request body. Raises `ApiError` 408, 413 or 415, and `ClientGone`."""
+async def read_body(scope: Scope, receive: Receive, limit: int, timeout_s: float, hold: BodyHold) -> bytes:
+    """The whole request body. Raises `ApiError` 408, 413, 415 or 429, and `ClientGone`."""
     headers = Headers(scope=scope)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -74,6 +75,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, timeout_s: float
                 body += message.get("body", b"")
                 if len(body) > limit:
                     raise BodyTooLarge(limit)
+                hold.grow(len(body))
                 more = message.get("more_body", False)
     except TimeoutError:
         text = f"the request body did not arrive within {timeout_s:g} s"

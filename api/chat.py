@@ -34,7 +34,7 @@ class ChatEndpoint(GenerateEndpoint[ChatRequest]):
             request.add_generation_prompt,
             request.continue_final_message,
         )
-        tokens = await encode_chat(chat, state.template, state.tokenizer, state.encoders)
+        tokens = await encode_chat(chat, state.template, state.tokenizer, state.encoders, state.room)
         budget = params.output_budget(asked, field, "messages", len(tokens), state.engine.info.context)
         return [make_ask(request, state, tokens, budget, logprobs, scored)]
 

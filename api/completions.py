@@ -11,7 +11,7 @@ from graphrt.api.completion_reply import CompletionReply
 from graphrt.api.deliver import Writer
 from graphrt.api.errors import ApiError
 from graphrt.api.generate import GenerateEndpoint
-from graphrt.api.raw_prompt import RawPrompt, encode_prompts
+from graphrt.api.raw_prompt import RawPrompt, encode_prompts, prompt_count
 from graphrt.api.request_schema import CompletionRequest
 from graphrt.api.state import AppState
 from graphrt.seam.records import NO_LOGPROBS
@@ -36,8 +36,9 @@ class CompletionEndpoint(GenerateEndpoint[CompletionRequest]):
         if request.max_tokens == 0 and not request.echo:
             raise ApiError("max_tokens is 0: at least 1, or echo true", param="max_tokens")
         info = self.state.engine.info
-        prompts = await encode_prompts(request.prompt, self.state.tokenizer, self.state.encoders, info.vocab_size)
-        params.choices(request, len(prompts), info.max_batch + info.max_waiting)
+        params.choices(request, prompt_count(request.prompt), info.max_batch + info.max_waiting)
+        state = self.state
+        prompts = await encode_prompts(request.prompt, state.tokenizer, state.encoders, state.room, info.vocab_size)
         return [self._ask(request, prompt) for prompt in prompts]
 
     def _ask(self, request: CompletionRequest, prompt: RawPrompt) -> Ask:

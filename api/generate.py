@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from graphrt.api import params
 from graphrt.api.ask import Ask, begin
 from graphrt.api.body import decode_body, read_body
+from graphrt.api.body_budget import BodyHold
 from graphrt.api.choices import Choices
 from graphrt.api.client_watch import ClientWatch
 from graphrt.api.deliver import Writer, deliver_stream, deliver_whole
@@ -44,23 +45,31 @@ class GenerateEndpoint(Generic[R]):
         started = time.perf_counter()
         state = self.state
         state.check_serving()
-        body = await read_body(scope, receive, state.settings.body_limit, state.settings.body_timeout_s)
+        with state.bodies.hold() as hold:
+            request = await self._read(scope, receive, hold)
+            async with ClientWatch(receive):
+                asks = await self.asks(request)
+                hold.release()
+                info = state.engine.info
+                n = params.choices(request, len(asks), info.max_batch + info.max_waiting)
+                state.check_serving()  # encoding may have taken a while
+                start = partial(begin, state=state, note=note_of(scope), started=started)
+                with Choices(asks, n, start, info.block_tokens) as choices:
+                    writer = self.writer(
+                        request, choices, bool(request.stream_options and request.stream_options.include_usage)
+                    )
+                    if request.stream:
+                        await deliver_stream(choices, writer, outlet_of(scope), send)
+                    else:
+                        await deliver_whole(choices, writer, scope, receive, send)
+
+    async def _read(self, scope: Scope, receive: Receive, hold: BodyHold) -> R:
+        """The request, with all checked that needs no tokenizer."""
+        settings = self.state.settings
+        body = await read_body(scope, receive, settings.body_limit, settings.body_timeout_s, hold)
         request = decode_body(body, self._decoder)
-        del body
-        state.check_model(request.model)
+        self.state.check_model(request.model)
         refuse_unbuilt(request)
-        options = request.stream_options
-        if options is not None and not request.stream:
+        if request.stream_options is not None and not request.stream:
             raise ApiError("stream_options is allowed only with stream true", param="stream_options")
-        async with ClientWatch(receive):
-            asks = await self.asks(request)
-            info = state.engine.info
-            n = params.choices(request, len(asks), info.max_batch + info.max_waiting)
-            state.check_serving()  # encoding may have taken a while
-            start = partial(begin, state=state, note=note_of(scope), started=started)
-            with Choices(asks, n, start, info.block_tokens) as choices:
-                writer = self.writer(request, choices, bool(options and options.include_usage))
-                if request.stream:
-                    await deliver_stream(choices, writer, outlet_of(scope), send)
-                else:
-                    await deliver_whole(choices, writer, scope, receive, send)
+        return request

@@ -29,14 +29,14 @@ STATUSES = {
     408: "The request did not arrive in time.",
     413: "The body is larger than the server reads.",
     415: "The body is not plain `application/json`.",
-    429: "The queue is full, or a limit of requests is reached. `Retry-After` says when to try again.",
+    429: "The queue is full, or a limit of requests or of their size is reached. `Retry-After` says when to try again.",
     431: "The request line and headers are larger than the server reads.",
     500: "A fault of the server.",
     503: "The server is shutting down, or its engine has died.",
     504: "The request took longer than the time it was given.",
 }
 ANY = (200, 400, 408, 431, 500)  # what a connection can always end with
-BODY = (413, 415)
+BODY = (413, 415, 429)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ OPERATIONS = (
         "/v1/chat/completions",
         "Reply to a conversation",
         ChatCompletion,
-        (*BODY, 404, 429, 503, 504),
+        (*BODY, 404, 503, 504),
         "post",
         ChatRequest,
         ChatChunk,
@@ -87,7 +87,7 @@ OPERATIONS = (
         "/v1/completions",
         "Go on from raw text or tokens",
         Completion,
-        (*BODY, 404, 429, 503, 504),
+        (*BODY, 404, 503, 504),
         "post",
         CompletionRequest,
         Completion,
@@ -116,11 +116,4 @@ def statuses(operation: Operation, settings: ServerSettings) -> list[int]:
     unguarded = PROBES if settings.guard_metrics else (*PROBES, METRICS)
     if settings.api_key_files and operation.path not in unguarded:
         out.add(401)
-    if operation.method == "post" and limited(settings):
-        out.add(429)
     return sorted(out)
-
-
-def limited(settings: ServerSettings) -> bool:
-    """Whether requests are limited in number; a line of a key file may do so as well."""
-    return bool(settings.max_concurrency or settings.key_concurrency or settings.key_rpm or settings.api_key_files)

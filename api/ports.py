@@ -110,6 +110,10 @@ class TextCodec(Protocol):
     @property
     def eos_ids(self) -> Collection[int]: ...
 
+    @property
+    def longest_token(self) -> int:
+        """No token spells more characters."""
+
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
         """`add_special` adds what the tokenizer puts around a raw prompt."""
 

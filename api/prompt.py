@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
+from graphrt.api.encoders import Encoders
 from graphrt.api.errors import ApiError
 from graphrt.api.ports import PromptTemplate, TextCodec
+from graphrt.api.prompt_room import PromptRoom
 from graphrt.api.request_schema import ContentPart, Message
 
-T = TypeVar("T")
-
-INLINE_CHARS = 2048  # about a millisecond of tokenizing; more of it would hold up every stream of the loop
+_MESSAGE_CHARS = 32  # what a message counts beside its text
 _RESERVED = frozenset({"self", "messages", "add_generation_prompt"})
 
 
@@ -97,58 +94,45 @@ def _continued(template: PromptTemplate, messages: list[dict[str, Any]], options
     return text if rest.startswith(" ") else text.rstrip()  # a template that trims would have trimmed here
 
 
-def render_chat(chat: Conversation, template: PromptTemplate) -> Callable[[], str]:
-    """A function that writes the conversation, its options checked. `ApiError`; the function raises `RequestError`."""
-    messages = [template_message(message, f"messages[{i}]") for i, message in enumerate(chat.messages)]
+def render_chat(chat: Conversation, template: PromptTemplate) -> str:
+    """The conversation as one text. `ApiError`, or the template's `RequestError`."""
     options = chat.chat_template_kwargs or {}
     for name in options:
         if name in _RESERVED:
             raise ApiError(f"chat_template_kwargs may not set {name}", param="chat_template_kwargs")
     opens = _opens_turn(chat.add_generation_prompt, chat.continue_final_message)
+    messages = [template_message(message, f"messages[{i}]") for i, message in enumerate(chat.messages)]
     if chat.continue_final_message:
-        return lambda: _continued(template, messages, options)
-    return lambda: template.render(messages, add_generation_prompt=opens, **options)
+        return _continued(template, messages, options)
+    return template.render(messages, add_generation_prompt=opens, **options)
 
 
-def _is_short(messages: list[Message]) -> bool:
-    """Whether it takes no thread of its own."""
-    chars = 0
+def _size(messages: list[Message]) -> int:
+    """About how many characters the text will have."""
+    chars = _MESSAGE_CHARS * len(messages)
     for message in messages:
         content = message.content or ""
         chars += len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
-    return chars <= INLINE_CHARS and len(messages) <= 64
+    return chars
 
 
 async def encode_chat(
     chat: Conversation,
     template: PromptTemplate,
     tokenizer: TextCodec,
-    executor: Executor,
+    encoders: Encoders,
+    room: PromptRoom,
     add_special: bool = False,
 ) -> list[int]:
-    """The prompt's token ids, computed in `executor` when it is long. `ApiError` or the template's `RequestError`."""
-    render = render_chat(chat, template)
+    """The prompt's token ids. `ApiError`, or the template's `RequestError`."""
+    room.check_count(len(chat.messages), "entries", "messages")
 
     def encode() -> list[int]:
-        return tokenizer.encode(render(), add_special=True) if add_special else tokenizer.encode(render())
+        text = render_chat(chat, template)
+        room.check_text(text, "messages")
+        return tokenizer.encode(text, add_special=True) if add_special else tokenizer.encode(text)
 
-    tokens = encode() if _is_short(chat.messages) else await run(executor, encode)
+    tokens = await encoders.run(_size(chat.messages), encode)
     if not tokens:
         raise ApiError("messages give an empty prompt", param="messages")
     return tokens
-
-
-async def encode_texts(
-    texts: list[str], tokenizer: TextCodec, executor: Executor, add_special: bool
-) -> list[list[int]]:
-    """The token ids of raw texts, computed in `executor` when they are long."""
-
-    def encode() -> list[list[int]]:
-        return [tokenizer.encode(text, add_special=add_special) for text in texts]
-
-    return encode() if sum(map(len, texts)) <= INLINE_CHARS else await run(executor, encode)
-
-
-async def run(executor: Executor, work: Callable[[], T]) -> T:
-    """`work` in a thread of `executor`."""
-    return await asyncio.get_running_loop().run_in_executor(executor, work)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from graphrt.api.encoders import Encoders
 from graphrt.api.errors import ApiError
 from graphrt.api.ports import TextCodec
-from graphrt.api.prompt import encode_texts
+from graphrt.api.prompt_room import PromptRoom
+
+Prompt = str | list[str | int | list[int]]
 
 
 @dataclass(frozen=True)
@@ -18,8 +20,13 @@ class RawPrompt:
     text: str | None
 
 
+def prompt_count(prompt: Prompt) -> int:
+    """How many prompts there are: a list of numbers is one."""
+    return 1 if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else len(prompt)
+
+
 async def encode_prompts(
-    prompt: str | list[str | int | list[int]], tokenizer: TextCodec, executor: Executor, vocab_size: int
+    prompt: Prompt, tokenizer: TextCodec, encoders: Encoders, room: PromptRoom, vocab_size: int
 ) -> list[RawPrompt]:
     """All prompts, texts with what the tokenizer puts around them. `ApiError` 400 names the item that does not fit."""
     items = [prompt] if isinstance(prompt, str) else prompt
@@ -30,19 +37,37 @@ async def encode_prompts(
         raise ApiError("prompt mixes texts and token ids: give a list of one kind", param="prompt")
     if kinds == {str}:
         texts = [item for item in items if isinstance(item, str)]
-        tokens = await encode_texts(texts, tokenizer, executor, add_special=True)
-        prompts = [RawPrompt(ids, text) for ids, text in zip(tokens, texts, strict=True)]
+        for i, text in enumerate(texts):
+            room.check_text(text, "prompt", _where(i, len(texts)))
+        prompts = [
+            RawPrompt(tokens, text)
+            for tokens, text in zip(await encode_texts(texts, tokenizer, encoders, True), texts, strict=True)
+        ]
     elif kinds == {int}:
         prompts = [RawPrompt([item for item in items if isinstance(item, int)], None)]
     else:
         prompts = [RawPrompt(item, None) for item in items if isinstance(item, list)]
     for i, each in enumerate(prompts):
-        where = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
+        where = _where(i, len(prompts))
         if not each.tokens:
             raise ApiError(f"{where} is empty: a completion needs at least one token to go on from", param="prompt")
         if each.text is None:
+            room.check_count(len(each.tokens), "tokens", "prompt", where)
             check_ids(each.tokens, vocab_size, where, "prompt")
     return prompts
+
+
+async def encode_texts(
+    texts: list[str], tokenizer: TextCodec, encoders: Encoders, add_special: bool
+) -> list[list[int]]:
+    """The token ids of raw texts."""
+    return await encoders.run(
+        sum(map(len, texts)), lambda: [tokenizer.encode(text, add_special=add_special) for text in texts]
+    )
+
+
+def _where(index: int, count: int) -> str:
+    return "prompt" if count == 1 else f"prompt[{index}]"
 
 
 def check_ids(tokens: list[int], vocab_size: int, where: str, param: str) -> None:

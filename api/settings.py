@@ -25,6 +25,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     death_grace_s: float = 3.0  # how long a server without its engine stays up to say so
     start_timeout_s: float = 900.0  # for the engine to load its model
     body_limit: int = 8 << 20
+    bodies_limit: int = 256 << 20  # all bodies that are being read or tokenized, together
     header_limit: int = 64 << 10  # request line and headers together
     header_timeout_s: float = 20.0
     body_timeout_s: float = 60.0
@@ -56,6 +57,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             ("death_grace_s", 0, 3600),
             ("start_timeout_s", 0.001, 86400),
             ("body_limit", 1024, 1 << 30),
+            ("bodies_limit", self.body_limit, 1 << 40),
             ("header_limit", 1024, 1 << 20),
             ("header_timeout_s", 0.01, 3600),
             ("body_timeout_s", 0.01, 3600),

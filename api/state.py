@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from graphrt import __version__
 from graphrt.api.auth_ring import KeyRing
+from graphrt.api.body_budget import BodyBudget
 from graphrt.api.defaults import SamplingDefaults
+from graphrt.api.encoders import Encoders
 from graphrt.api.errors import ApiError
 from graphrt.api.generation import Generation
 from graphrt.api.metrics import Metrics
 from graphrt.api.ports import Engine, PromptTemplate, TextCodec
+from graphrt.api.prompt_room import PromptRoom
 from graphrt.api.rate_limits import Limits, RateLimiter
 from graphrt.api.settings import ServerSettings
 
 
 @dataclass(eq=False)
 class AppState:
-    """One server. `live` holds the generations under way; `encoders` are threads for long prompts."""
+    """One server. `live` holds the generations under way."""
 
     settings: ServerSettings
     engine: Engine
@@ -30,10 +32,12 @@ class AppState:
     metrics: Metrics
     keys: KeyRing
     limiter: RateLimiter
+    bodies: BodyBudget
+    room: PromptRoom
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     live: set[Generation] = field(default_factory=set)
-    encoders: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "graphrt-encode"))
+    encoders: Encoders = field(default_factory=Encoders)
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
@@ -69,7 +73,7 @@ class AppState:
 
     def close(self) -> None:
         """Let go of the threads; a prompt still being encoded is not waited for."""
-        self.encoders.shutdown(wait=False, cancel_futures=True)
+        self.encoders.close()
 
 
 def make_state(
@@ -92,4 +96,6 @@ def make_state(
         metrics,
         keys or KeyRing(settings.api_key_files),
         RateLimiter(limits, settings.retry_after_s),
+        BodyBudget(settings.bodies_limit, settings.retry_after_s),
+        PromptRoom(engine.info.context, tokenizer.longest_token),
     )

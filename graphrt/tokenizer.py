@@ -16,13 +16,16 @@ from graphrt.token_bytes import Decoding, read_decoder
 
 
 class Tokenizer:
-    """`eos_ids` end a reply; `vocab_size` counts the ids that have a spelling. Methods may be called from any thread."""
+    """`eos_ids` end a reply; `vocab_size` counts the ids that have a spelling; no token spells more than `longest_token`
+    characters. Methods may be called from any thread.
+    """
 
     def __init__(self, inner: tokenizers.Tokenizer, decoding: Decoding, eos_ids: tuple[int, ...], model_vocab: int):
         self._inner = inner
         self._decoding = decoding
         self.eos_ids = eos_ids
         self.vocab_size = inner.get_vocab_size(with_added_tokens=True)
+        self.longest_token = max(map(len, inner.get_vocab(with_added_tokens=True)), default=1)
         self._model_vocab = model_vocab
         added = inner.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in added.items() if token.special)

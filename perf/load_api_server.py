@@ -31,6 +31,7 @@ class ClockText:
     """A prompt's tokens are its bytes; a reply's are numbers, written with 16 digits and a space."""
 
     eos_ids = (0,)
+    longest_token = 17
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
         return list(text.encode())

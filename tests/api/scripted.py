@@ -48,6 +48,7 @@ class ByteTokenizer:
     """One token a byte of UTF-8; 256 ends a sequence, 257 opens a raw prompt."""
 
     eos_ids = (EOS,)
+    longest_token = 1
 
     def __init__(self) -> None:
         self.threads: list[str] = []  # in which each call ran

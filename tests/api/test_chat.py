@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from graphrt.api.prompt_room import PromptRoom
 from graphrt.errors import RequestError
 
 EOS = 256
@@ -269,6 +270,7 @@ def test_a_dead_engine_fails_everybody_clearly(server: Any) -> None:
 
 
 def test_a_long_prompt_does_not_hold_up_others(server: Any) -> None:
+    """Not those with a short prompt, nor those whose prompt takes a thread as well."""
     slow = threading.Event()
     encode = server.tokenizer.encode
 
@@ -279,17 +281,22 @@ def test_a_long_prompt_does_not_hold_up_others(server: Any) -> None:
         return tokens
 
     server.tokenizer.encode = blocked
-    long: list[Any] = [{"role": "user", "content": "x" * 1_000_000}]
+    server.state.room = PromptRoom(1 << 21, 1)
     results: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: results.append(server.client().chat.completions.create(model="tiny", messages=long))
-    )
-    thread.start()
+
+    def ask(chars: int) -> Any:
+        messages: list[Any] = [{"role": "user", "content": "x" * chars}]
+        return server.client(timeout=5).chat.completions.create(model="tiny", messages=messages)
+
+    threads = [threading.Thread(target=lambda: results.append(ask(1_000_000))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
     try:
-        for _ in range(5):
-            assert server.client(timeout=5).chat.completions.create(model="tiny", messages=HI).choices
+        for chars in (2, 5000, 2, 5000):
+            assert ask(chars).choices
         assert not results
     finally:
         slow.set()
-        thread.join(10)
-    assert results[0].choices[0].message.content == "Hello, wörld!"
+        for thread in threads:
+            thread.join(10)
+    assert [result.choices[0].message.content for result in results] == ["Hello, wörld!"] * 3

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import contextlib
 from typing import Any
 
 import pytest
 
+from graphrt.api.encoders import BULK, INLINE, Encoders
 from graphrt.api.errors import ApiError
-from graphrt.api.prompt import INLINE_CHARS, Conversation, encode_chat, template_message
+from graphrt.api.prompt import Conversation, encode_chat, template_message
+from graphrt.api.prompt_room import PromptRoom
 from graphrt.api.request_schema import ContentPart, Message
 
 
-def encode(tokenizer: Any, template: Any, messages: list[Message], **fields: Any) -> str:
-    with ThreadPoolExecutor(1, "encode") as pool:
+def encode(tokenizer: Any, template: Any, messages: list[Message], room: int = 1 << 20, **fields: Any) -> str:
+    with contextlib.closing(Encoders()) as encoders:
         chat = Conversation(messages, **fields)
-        return bytes(asyncio.run(encode_chat(chat, template, tokenizer, pool))).decode()
+        return bytes(asyncio.run(encode_chat(chat, template, tokenizer, encoders, PromptRoom(room, 1)))).decode()
 
 
 def test_roles_and_parts(byte_tokenizer: Any, line_template: Any) -> None:
@@ -61,10 +63,23 @@ def test_template_options_cannot_replace_the_conversation(byte_tokenizer: Any, l
 
 
 def test_a_long_prompt_is_encoded_in_a_thread(byte_tokenizer: Any, line_template: Any) -> None:
-    encode(byte_tokenizer, line_template, [Message("user", "x" * INLINE_CHARS)])
-    encode(byte_tokenizer, line_template, [Message("user", "x" * (INLINE_CHARS + 1))])
+    encode(byte_tokenizer, line_template, [Message("user", "x" * (INLINE - 32))])
+    encode(byte_tokenizer, line_template, [Message("user", "x" * (INLINE - 31))])
     encode(byte_tokenizer, line_template, [Message("user", "x")] * 100)
-    assert [name.startswith("encode") for name in byte_tokenizer.threads] == [False, True, True]
+    encode(byte_tokenizer, line_template, [Message("user", "x" * BULK)])
+    lanes = [name.rpartition("_")[0] for name in byte_tokenizer.threads]
+    assert lanes == ["", "graphrt-encode", "graphrt-encode", "graphrt-encode-bulk"]
+
+
+def test_what_cannot_fit_is_never_tokenized(byte_tokenizer: Any, line_template: Any) -> None:
+    text = "user: " + "x" * 83 + "\nassistant:"
+    assert len(text) == 100 and encode(byte_tokenizer, line_template, [Message("user", "x" * 83)], room=100) == text
+    for messages in ([Message("user", "x" * 84)], [Message("user", "")] * 101):
+        calls = len(byte_tokenizer.threads)
+        with pytest.raises(ApiError, match="context is 100 tokens") as caught:
+            encode(byte_tokenizer, line_template, messages, room=100)
+        assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
+        assert len(byte_tokenizer.threads) == calls
 
 
 def test_a_turn_is_opened_left_or_continued(byte_tokenizer: Any, line_template: Any) -> None:
