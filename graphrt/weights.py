@@ -147,7 +147,11 @@ def _check_recorded_size(model_dir: Path) -> None:
         return
     size, want = (model_dir / SINGLE).stat().st_size, record.integer("size", 0, 1 << 62)
     if size != want:
-        raise ModelError(f"{model_dir / SINGLE} has {size} bytes, {RECORD} records {want}: fetch the model again")
+        raise ModelError(f"{model_dir / SINGLE} has {size} bytes, {RECORD} records {want}: {_again(model_dir)}")
+
+
+def _again(model_dir: Path) -> str:
+    return f"remove {model_dir} and fetch the model again"  # what is there is never fetched over
 
 
 def verify_checkpoint(model_dir: Path, progress: Callable[[int], None] | None = None) -> list[str]:
@@ -169,6 +173,6 @@ def verify_checkpoint(model_dir: Path, progress: Callable[[int], None] | None = 
             raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
         want = record.string("sha256")
         if digest.hexdigest() != want:
-            raise ModelError(f"{path} has SHA-256 {digest.hexdigest()}, {RECORD} records {want}: fetch the model again")
+            raise ModelError(f"{path} has SHA-256 {digest.hexdigest()}, {RECORD} records {want}: {_again(model_dir)}")
         checked.append(name)
     return checked

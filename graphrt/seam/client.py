@@ -201,6 +201,7 @@ class EngineClient:
     async def _abort(self) -> None:
         """Undo a start that failed."""
         self._ready.cancel()
+        self._dead.set()  # its end is our doing and no news
         if self._host is not None and not self._exited.is_set():
             self._host.kill()
             await self._has_exited(_KILL_GRACE_S)

@@ -170,6 +170,8 @@ async def launch(settings: ServerSettings) -> EngineClient:
 
 def load(settings: ServerSettings) -> tuple[ByteTokenizer, LineTemplate, SamplingDefaults]:
     """Text for it."""
+    if settings.model_dir.name == "textless":
+        raise ModelError("/models/textless has no tokenizer.json")
     return ByteTokenizer(), LineTemplate(), SamplingDefaults()
 
 

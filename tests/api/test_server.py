@@ -232,6 +232,16 @@ def test_an_engine_that_cannot_load_is_told_in_its_own_words(start: Any) -> None
     assert server.end() == 1
 
 
+def test_a_model_without_text_is_told_in_one_line() -> None:
+    """The engine that was loading meanwhile is ended without a word."""
+    for _ in range(3):
+        ended = subprocess.run(
+            [sys.executable, str(PROGRAM), "0", "model=/models/textless"], capture_output=True, text=True, timeout=20
+        )
+        assert ended.stdout == "launching\nerror: /models/textless has no tokenizer.json\n"
+        assert ended.stderr == "" and ended.returncode == 1
+
+
 def test_a_setting_out_of_range_is_named(start: Any) -> None:
     server = start("keep_alive_s=0")
     assert server.wait_line("error: ") == "error: keep_alive_s is 0.0: must be from 1 to 3600"
