@@ -185,7 +185,7 @@ class CudaOps(Ops):
         rows, d = x.shape[0], self.driver
         plain = w.q_norm is None  # what normalises heads does so in a kernel of its own
         if plain and gemv.fits(gemv.Mode.QKV, rows, w.qkv, shape.head_dim):
-            self._launch(gemv.gemv_norm_qkv_rope_append(d, x, w, eps, rope, shape, b, cache, out))
+            self._launch(gemv.gemv_norm_qkv_rope_append(d, self._counter(), x, w, eps, rope, shape, b, cache, out))
             return
         if plain and gemm64.fits(d, gemm64.Mode.QKV, True, rows, w.qkv, shape.head_dim):
             self._launch(*gemm64.gemm64_norm_qkv_rope_append(d, x, w, eps, rope, shape, b, cache, out))
@@ -193,7 +193,7 @@ class CudaOps(Ops):
         with self.frame():
             qkv, bias = self.empty(rows, w.qkv.n), w.qkv.bias
             if gemv.fits(gemv.Mode.PLAIN, rows, w.qkv):
-                self._launch(gemv.gemv_norm_linear(d, x, w.norm, eps, w.qkv, qkv))
+                self._launch(gemv.gemv_norm_linear(d, self._counter(), x, w.norm, eps, w.qkv, qkv))
                 bias = None  # that was added
             elif gemm64.fits(d, gemm64.Mode.PLAIN, True, rows, w.qkv):
                 self._launch(*gemm64.gemm64_norm_qkv_rope_append(d, x, w, eps, rope, shape, b, cache, out, qkv))
@@ -205,7 +205,7 @@ class CudaOps(Ops):
     def linear_residual(self, x: Array, w: Linear, residual: Array, comm: Communicator) -> None:
         rows, d = x.shape[0], self.driver
         if comm.size == 1 and gemv.fits(gemv.Mode.RESIDUAL, rows, w):
-            self._launch(gemv.gemv_residual(d, x, w, residual))
+            self._launch(gemv.gemv_residual(d, self._counter(), x, w, residual))
         elif comm.size == 1 and gemm64.fits(d, gemm64.Mode.RESIDUAL, False, rows, w):
             self._launch(*gemm64.gemm64_residual(d, x, w, residual))
         else:
@@ -214,7 +214,7 @@ class CudaOps(Ops):
     def norm_gate_up_silu(self, x: Array, w: MlpWeights, eps: float, out: Array) -> None:
         rows, d = x.shape[0], self.driver
         if gemv.fits(gemv.Mode.GATE_UP, rows, w.gate_up):
-            self._launch(gemv.gemv_norm_gate_up_silu(d, x, w, eps, out))
+            self._launch(gemv.gemv_norm_gate_up_silu(d, self._counter(), x, w, eps, out))
         elif gemm64.fits(d, gemm64.Mode.GATE_UP, True, rows, w.gate_up):
             self._launch(*gemm64.gemm64_norm_gate_up_silu(d, x, w, eps, out))
         else:
@@ -226,7 +226,7 @@ class CudaOps(Ops):
     def norm_head(self, x: Array, rows: Array, norm: Array, eps: float, head: Linear, out: Array) -> None:
         samples, d = rows.shape[0], self.driver
         if gemv.fits(gemv.Mode.HEAD, samples, head):
-            self._launch(gemv.gemv_norm_head(d, x, rows, norm, eps, head, out))
+            self._launch(gemv.gemv_norm_head(d, self._counter(), x, rows, norm, eps, head, out))
         elif gemm64.fits(d, gemm64.Mode.PLAIN, True, samples, head):
             self._launch(*gemm64.gemm64_norm_head(d, x, rows, norm, eps, head, out))
         else:
