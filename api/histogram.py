@@ -24,12 +24,19 @@ class Histogram:
         self._sum += value * times
 
     def family(self, labels: dict[str, str]) -> HistogramMetricFamily:
-        """The state as Prometheus wants it: cumulative counts."""
-        total = 0
-        buckets: list[tuple[str, float]] = []
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        family = HistogramMetricFamily(self._name, self._help, labels=list(labels))
-        family.add_metric(list(labels.values()), buckets, self._sum)
-        return family
+        """The state as Prometheus wants it."""
+        return histogram_family(self._name, self._help, self._bounds, self._counts, self._sum, labels)
+
+
+def histogram_family(
+    name: str, help_text: str, bounds: Sequence[float], counts: Sequence[int], total: float, labels: dict[str, str]
+) -> HistogramMetricFamily:
+    """Cumulative counts from those of each bucket: one a bound, and one of values above the last."""
+    seen = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip((*map(str, bounds), "+Inf"), counts, strict=True):
+        seen += count
+        buckets.append((bound, float(seen)))
+    family = HistogramMetricFamily(name, help_text, labels=list(labels))
+    family.add_metric(list(labels.values()), buckets, total)
+    return family

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from graphrt.api.histogram import Histogram
-from graphrt.seam.records import Stats
+from graphrt.api.histogram import Histogram, histogram_family
+from graphrt.seam.records import QUEUE_BOUNDS_S, Stats
 
 PREFIX = "graphrt:"
 FINISH_REASONS = ("stop", "length", "abort", "error", "timeout", "refused")
@@ -53,6 +53,13 @@ _QUANTILES: tuple[tuple[str, str, float, Reader, Reader], ...] = (
         1e-6,
         lambda s: s.host_us_p50,
         lambda s: s.host_us_p99,
+    ),
+    (
+        "device_idle_per_step_seconds",
+        "Between a recent step's end on the device and the next one's beginning.",
+        1e-6,
+        lambda s: s.idle_us_p50,
+        lambda s: s.idle_us_p99,
     ),
 )
 
@@ -133,6 +140,14 @@ class Metrics(Collector):
         for (route, status), count in self.http.items():
             http.add_metric([route, status], count)
         yield http
+        yield histogram_family(
+            PREFIX + "request_queue_time_seconds",
+            "From a request's arrival at the engine to its admission.",
+            QUEUE_BOUNDS_S,
+            stats.queue_counts or [0] * (len(QUEUE_BOUNDS_S) + 1),
+            stats.queue_sum_s,
+            self._labels,
+        )
         for histogram in (
             self.first_token,
             self.inter_token,

@@ -198,4 +198,6 @@ class Engine:
             host_us_p99=host[1],
             idle_us_p50=idle[0],
             idle_us_p99=idle[1],
+            queue_counts=list(s.queue_times.counts),
+            queue_sum_s=s.queue_times.sum_s,
         )

@@ -7,6 +7,7 @@ free again only when the last launched step that could touch them has retired.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from graphrt.capture.token_ring import TokenReader, TokenRow
 from graphrt.kernels import abi
 from graphrt.kernels.abi import Field, TokenFlag
 from graphrt.kernels.step_state import StepKind
+from graphrt.queue_times import QueueTimes
 from graphrt.seam.records import NO_LOGPROBS, Logprob, TokenOut
 from graphrt.sequence import NO_SLOT, Sequence
 
@@ -68,6 +70,7 @@ class Scheduler:
         self.rows: list[Sequence] = []  # by decode row
         self.steps_in_flight = 0
         self.preemptions = self.prefix_queries = self.prefix_hits = 0
+        self.queue_times = QueueTimes()
         self._free_slots = list(range(slots - 1, -1, -1))
         self._by_id: dict[int, Sequence] = {}
         self._serial = 0
@@ -148,6 +151,7 @@ class Scheduler:
             seq.published, seq.prefill_end = hits // self.block_tokens, length
             if not seq.admitted_before:
                 seq.admitted_before, seq.cached_tokens = True, hits
+                self.queue_times.add(time.monotonic() - seq.arrived)
                 self.prefix_queries += length
                 self.prefix_hits += hits
             seq.install(self.delta, self.vocab)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from dataclasses import dataclass, field
 
 from graphrt.block_pool import block_hash
@@ -39,6 +40,7 @@ class Sequence:
     admitted_before: bool = False
     finish: str = ""
     scored: int = 0  # of the prompt's tokens 1, 2, ...
+    arrived: float = field(default_factory=time.monotonic)
 
     @property
     def prompt_len(self) -> int:

@@ -12,6 +12,7 @@ from graphrt.kernels.abi import MAX_LOGPROBS as MAX_LOGPROBS
 from graphrt.kernels.abi import MAX_STOP_IDS as MAX_STOP_IDS
 
 NO_LOGPROBS = -1
+QUEUE_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -165,6 +166,8 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     host_us_p99: float = 0.0
     idle_us_p50: float = 0.0  # between a step's last kernel and the next one's first, on the device's clock
     idle_us_p99: float = 0.0
+    queue_counts: list[int] = []  # of waits for a slot, by QUEUE_BOUNDS_S; the last is of longer ones
+    queue_sum_s: float = 0.0
 
 
 ToEngine = Submit | Cancel | Drain | AskSteps

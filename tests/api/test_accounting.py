@@ -16,6 +16,7 @@ import httpx
 from graphrt.engine_config import EngineConfig
 from graphrt.errors import RequestError
 from graphrt.seam.client import EngineClient
+from graphrt.seam.records import QUEUE_BOUNDS_S, Stats
 
 PATH = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -172,6 +173,8 @@ def test_the_page_is_what_prometheus_reads(server: Any) -> None:
         "num_preemptions",
         "step_time_seconds",
         "host_time_per_step_seconds",
+        "device_idle_per_step_seconds",
+        "request_queue_time_seconds",
         "time_to_first_token_seconds",
         "inter_token_latency_seconds",
         "e2e_request_latency_seconds",
@@ -184,3 +187,14 @@ def test_the_page_is_what_prometheus_reads(server: Any) -> None:
         "http_requests",
     ):
         assert families[f"graphrt:{name}"].samples, name
+
+
+def test_the_queue_time_is_a_histogram(server: Any) -> None:
+    counts = [0] * (len(QUEUE_BOUNDS_S) + 1)
+    counts[1], counts[4], counts[-1] = 3, 2, 1  # up to 5 ms, up to 100 ms, and one of 400 s
+    server.engine.stats = Stats(queue_counts=counts, queue_sum_s=400.25)
+    found = numbers(server, "request_queue_time_seconds_bucket", "le")
+    assert found["0.001"] == 0 and found["0.005"] == 3 and found["0.05"] == 3 and found["0.1"] == 5
+    assert found["300.0"] == 5 and found["+Inf"] == 6
+    assert server.metric('graphrt:request_queue_time_seconds_count{model_name="tiny"}') == 6
+    assert server.metric('graphrt:request_queue_time_seconds_sum{model_name="tiny"}') == 400.25
