@@ -29,10 +29,26 @@ inline __device__ void copy_async(void* smem, const void* global, bool live) {
                      : "memory");
 }
 
+// Four 8 x 8 matrices of bf16; lane l gives the address of row l % 8 of matrix l / 8, and gets of each row l / 4 the columns 2(l % 4) and the
+// next; of the transposed ones, the same of column l / 4.
+inline __device__ void ldmatrix4(u32 (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(smem_address(row))
+                 : "memory");
+}
+inline __device__ void ldmatrix4_transposed(u32 (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(smem_address(row))
+                 : "memory");
+}
+
 // Reads that no cache of this multiprocessor may answer: what another block, or an earlier kernel, has just written.
 inline __device__ int load_fresh(const int* p) { return __ldcg(p); }
 inline __device__ float load_fresh(const float* p) { return __ldcg(p); }
 inline __device__ float2 load_fresh(const float2* p) { return __ldcg(p); }
+inline __device__ float4 load_fresh(const float4* p) { return __ldcg(p); }
 
 // -- clusters ---------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ MODULES: tuple[str, ...] = (
     "commit_step",
     "sample",
     "attention_decode",
+    "attention_prefill",
 )
 
 

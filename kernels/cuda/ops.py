@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from graphrt.kernels.array import Array
 from graphrt.kernels.comm import Communicator
-from graphrt.kernels.cuda import attention_decode, begin_step, elementwise, gemm64, gemv, heads, rms_norm, sample
+from graphrt.kernels.cuda import attention, begin_step, elementwise, gemm64, gemv, heads, rms_norm, sample
 from graphrt.kernels.cuda.arena import DeviceArena
 from graphrt.kernels.cuda.driver import Driver, KernelCall
 from graphrt.kernels.cuda.dry_run import DryRun
@@ -165,9 +165,9 @@ class CudaOps(Ops):
 
     def paged_attention(self, q: Array, b: StepView, cache: Array, layer: int, scale: float, out: Array) -> None:
         rows, h, e = q.shape
-        words = attention_decode.attention_decode_workspace(rows, h, cache.shape[3], e, self.driver.sm_count)
-        workspace = self.workspaces.take("attention_decode", words)
-        self._launch(attention_decode.attention_decode_call(self.driver, q, b, cache, layer, scale, out, workspace))
+        words = attention.workspace_words(b.kind, rows, h, cache.shape[3], e, self.driver.sm_count)
+        workspace = self.workspaces.take("attention", words)
+        self._launch(attention.paged_attention(self.driver, q, b, cache, layer, scale, out, workspace))
 
     # -- fused --------------------------------------------------------------------------------------------------------
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from attention_case import BF16, Case, OnDevice, Shape, decode_rows
+from attention_case import BF16, Case, OnDevice, Row, Shape, decode_rows
 from numpy.typing import NDArray
 
 from graphrt.kernels import abi
 from graphrt.kernels.array import Array
-from graphrt.kernels.cuda import attention_decode, elementwise
+from graphrt.kernels.cuda import attention_decode, attention_prefill, elementwise
 from graphrt.kernels.cuda.attention_decode import DecodeTuning
+from graphrt.kernels.cuda.attention_prefill import PrefillTuning
 from graphrt.kernels.cuda.checks import F32
 from graphrt.kernels.cuda.driver import Driver, KernelCall
 
@@ -42,6 +43,25 @@ def decode_call(driver: Driver, case: Case, on: OnDevice, tuning: DecodeTuning |
     )
     driver.prepare([call.spec])
     return call
+
+
+def prefill_call(driver: Driver, case: Case, on: OnDevice, tuning: PrefillTuning | None = None) -> KernelCall:
+    s, rows = case.shape, len(case.rows)
+    tuning = tuning or attention_prefill.choose(rows, s.kv_heads, s.group, driver.sm_count)
+    words = attention_prefill.MAX_PAIRS + tuning.words(rows, s.kv_heads, s.group, s.head_dim)
+    space = driver.alloc((words,), np.uint32)
+    parts = space[attention_prefill.MAX_PAIRS :]
+    driver.upload(parts, np.full(parts.shape, 0x7FC00000, np.uint32))
+    call = attention_prefill.attention_prefill_call(
+        driver, on.q, on.step, on.cache, case.layer, case.scale, on.out, space, tuning
+    )
+    driver.prepare([call.spec])
+    return call
+
+
+def prefill(driver: Driver, case: Case, tuning: PrefillTuning | None = None) -> NDArray[np.float32]:
+    on = OnDevice(driver, case)
+    return run(driver, prefill_call(driver, case, on, tuning), on.out)
 
 
 def run(driver: Driver, call: KernelCall, out: Array) -> NDArray[np.float32]:
@@ -180,3 +200,65 @@ def test_what_does_not_fit_is_refused(driver: Driver, rng: np.random.Generator) 
         attention_decode.attention_decode_call(*args, space[:100])
     with pytest.raises(ValueError, match="multiple of 16"):
         attention_decode.attention_decode_spec(4, 40, 32, attention_decode.choose(1, 8, 4, 64, 132))
+
+
+def chunks(*parts: tuple[int, int, int]) -> list[Row]:
+    """Rows begin .. end - 1 of each (sequence, begin, end); sequence -1 for padding."""
+    return [None if s < 0 else (s, p) for s, begin, end in parts for p in range(begin, end)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("tuning", [PrefillTuning(128, 1), PrefillTuning(64, 1), PrefillTuning(64, 3)], ids=str)
+def test_prefill(driver: Driver, rng: np.random.Generator, shape: Shape, tuning: PrefillTuning) -> None:
+    """Chunks that begin and end anywhere, several in a tile, padding at the end and in between."""
+    n, m = int(rng.integers(1, 60)), int(rng.integers(1, 300))
+    rows = chunks((0, m, m + n), (1, 0, 3), (2, 0, 1), (-1, 0, 2), (3, 130, 131), (4, 0, 40), (-1, 0, 5))
+    case = Case(rng, shape, rows)
+    case.check(prefill(driver, case, tuning))
+
+
+@pytest.mark.parametrize("tile_m", [64, 128])
+def test_prefill_in_any_order(driver: Driver, rng: np.random.Generator, tile_m: int) -> None:
+    """Rows of all sequences and positions shuffled: slower, but right."""
+    rows = chunks((0, 60, 90), (1, 0, 20), (2, 5, 6), (-1, 0, 7), (3, 0, 33))
+    case = Case(rng, Shape(2, 4, 64, 16), [rows[i] for i in rng.permutation(len(rows))])
+    case.check(prefill(driver, case, PrefillTuning(tile_m, 1)))
+
+
+@pytest.mark.parametrize("begin", [0, 5000])
+def test_prefill_of_a_long_prompt(driver: Driver, rng: np.random.Generator, begin: int) -> None:
+    """A chunk as the engine cuts it, with the choice that it makes; few rows of many keys are shared among blocks."""
+    case = Case(rng, Shape(2, 4, 64, 32), chunks((0, begin, begin + 130), (-1, 0, 6)), layers=1)
+    on = OnDevice(driver, case)
+    call = prefill_call(driver, case, on)
+    first = run(driver, call, on.out)
+    case.check(first)
+    for _ in range(50 if driver.name != "fake" else 2):
+        assert run(driver, call, on.out).tobytes() == first.tobytes()
+
+
+def test_prefill_of_only_padding(driver: Driver, rng: np.random.Generator) -> None:
+    case = Case(rng, LLAMA_1B, [None] * 70)
+    assert not prefill(driver, case).any() and not prefill(driver, case, PrefillTuning(64, 4)).any()
+
+
+def test_the_two_kernels_share_a_workspace(driver: Driver, rng: np.random.Generator) -> None:
+    """Whatever one leaves behind does not disturb the other."""
+    short = Case(rng, LLAMA_1B, decode_rows([5000, 1, 0, 3000]), layers=1)
+    long = Case(rng, LLAMA_1B, chunks((0, 4000, 4040)), layers=1)
+    tuning = PrefillTuning(64, 4)
+    words = max(
+        attention_decode.attention_decode_workspace(4, 32, 8, 64, driver.sm_count),
+        attention_prefill.MAX_PAIRS + tuning.words(40, 8, 4, 64),
+    )
+    space = driver.alloc((words,), np.uint32)
+    for case in (short, long, short, long):
+        on = OnDevice(driver, case)
+        args = (driver, on.q, on.step, on.cache, case.layer, case.scale, on.out, space)
+        if case is short:
+            call = attention_decode.attention_decode_call(*args)
+        else:
+            call = attention_prefill.attention_prefill_call(*args, tuning)
+        driver.prepare([call.spec])
+        case.check(run(driver, call, on.out))
+        assert not driver.download(space[: attention_decode.MAX_PAIRS]).any()

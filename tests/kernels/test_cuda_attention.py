@@ -7,7 +7,7 @@ import pytest
 from attention_case import BF16, Case, OnDevice, Shape, decode_rows
 
 from graphrt.kernels.array import host_array
-from graphrt.kernels.cuda import attention_decode
+from graphrt.kernels.cuda import attention, attention_decode, attention_prefill
 from graphrt.kernels.cuda.attention_decode import choose
 from graphrt.kernels.cuda.attention_twin import attend
 from graphrt.kernels.cuda.fake_driver import FakeDriver
@@ -65,3 +65,31 @@ def test_workspace_is_exactly_enough(rng: np.random.Generator) -> None:
     attention_decode.attention_decode_call(*args, driver.alloc((words,), np.uint32))
     with pytest.raises(ValueError, match=f"need {words}"):
         attention_decode.attention_decode_call(*args, driver.alloc((words - 1,), np.uint32))
+
+
+@pytest.mark.parametrize("rows", [1, 9, 64, 65, 500, 2048, 8192])
+@pytest.mark.parametrize(("kv_heads", "group", "e"), [(8, 4, 64), (8, 4, 128), (3, 3, 64), (1, 16, 128), (32, 1, 80)])
+def test_a_prompt_fills_the_card_and_fits(rows: int, kv_heads: int, group: int, e: int) -> None:
+    for sms in (24, 132, 148):
+        t = attention_prefill.choose(rows, kv_heads, group, sms)
+        assert t.smem(group, e) <= attention_decode.SMEM
+        blocks = t.tiles(rows, group) * kv_heads
+        assert t.tiles(rows, group) * (t.tile_m // group) >= rows
+        assert blocks >= sms or t.shares * blocks > sms or t.shares == attention_prefill.MAX_SHARES
+        assert t.words(rows, kv_heads, group, e) * 4 <= 64 << 20
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill", "score"])
+def test_the_kind_of_the_step_decides(rng: np.random.Generator, kind: str) -> None:
+    driver = FakeDriver()
+    case = Case(rng, Shape(8, 4, 64, 32), decode_rows([40, 0, 7]))
+    on = OnDevice(driver, case)
+    on.step.kind = kind
+    words = attention.workspace_words(on.step.kind, 3, 32, 8, 64, driver.sm_count)
+    space = driver.alloc((words,), np.uint32)
+    call = attention.paged_attention(driver, on.q, on.step, on.cache, case.layer, case.scale, on.out, space)
+    assert call.spec.entry == ("attention_decode" if kind == "decode" else "attention_prefill")
+    driver.launch(call)
+    case.check(driver.download(on.out))
+    assert attention.fits(32, 8, 64, 32) and not attention.fits(32, 5, 64, 32) and not attention.fits(34, 2, 64, 32)
+    assert not attention.fits(8, 8, 136, 32) and not attention.fits(8, 8, 64, 24)
