@@ -10,6 +10,7 @@ from graphrt.kernels.cuda.jit import KernelSpec
 
 MODULES: tuple[str, ...] = (
     "gemv",
+    "gemm64",
     "probe",
     "fill",
     "elementwise",
