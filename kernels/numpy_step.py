@@ -31,7 +31,7 @@ class NumpyStepEnds(Ops):
         entry = b.delta.np[step % b.delta.shape[0]]
         if entry[0] != step:
             raise RuntimeError(f"step {step} started without its delta record (found {int(entry[0])})")
-        _apply_patches(entry, b)
+        apply_patches(entry, b)
         slots = slot_view(b)
         for slot in np.flatnonzero(slots["fresh"]):
             b.output_counts.np[slot] = 0
@@ -142,7 +142,7 @@ def slot_view(b: StepView) -> NDArray[Any]:
     return b.slots.np.view(abi.SLOT)[:, 0]
 
 
-def _apply_patches(entry: NDArray[np.uint32], b: StepView) -> None:
+def apply_patches(entry: NDArray[np.uint32], b: StepView) -> None:
     targets = {
         abi.Field.SLOTS: b.slots,
         abi.Field.BLOCK_TABLE: b.block_table,
