@@ -10,11 +10,15 @@ from starlette.types import Receive, Scope, Send
 
 from graphrt.api import sse
 from graphrt.api.choices import Choices, Piece
+from graphrt.api.encoders import Encoders
 from graphrt.api.errors import describe
 from graphrt.api.outlet import Outlet
 from graphrt.errors import EngineDead, RequestError
+from graphrt.seam.records import NO_LOGPROBS
 
 log = logging.getLogger("graphrt.api")
+
+ENTRY_CHARS = 8  # a log-probability in JSON is as much work as so many characters to tokenize
 
 
 class Writer(Protocol):
@@ -33,7 +37,9 @@ class Writer(Protocol):
         """The body of a response that is not streamed; each reply is one piece."""
 
 
-async def deliver_whole(choices: Choices, writer: Writer, scope: Scope, receive: Receive, send: Send) -> None:
+async def deliver_whole(
+    choices: Choices, writer: Writer, encoders: Encoders, scope: Scope, receive: Receive, send: Send
+) -> None:
     """Wait for everything, then answer. Errors are raised."""
     texts: list[list[str]] = [[] for _ in choices.generations]
     whole = [Piece(index, "", [], "") for index in range(len(texts))]
@@ -47,7 +53,19 @@ async def deliver_whole(choices: Choices, writer: Writer, scope: Scope, receive:
     await choices.run(keep)
     for piece, parts in zip(whole, texts, strict=True):
         piece.text = "".join(parts)
-    await Response(writer.whole(whole), media_type="application/json")(scope, receive, send)
+    body = await encoders.run(_size(choices), lambda: writer.whole(whole))
+    await Response(body, media_type="application/json")(scope, receive, send)
+
+
+def _size(choices: Choices) -> int:
+    """How much work the body is, in characters to tokenize: its log-probabilities take nearly all of it."""
+    ask = choices.asks[0]
+    entries = 0
+    if ask.logprobs != NO_LOGPROBS:
+        entries += choices.completion_tokens * (1 + ask.logprobs)
+    if ask.prompt_logprobs != NO_LOGPROBS:
+        entries += choices.prompt_tokens * (1 + ask.prompt_logprobs)
+    return ENTRY_CHARS * entries
 
 
 async def deliver_stream(choices: Choices, writer: Writer, outlet: Outlet, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Where text is turned into tokens and back: on the spot when it is short, else in threads, so that no stream waits."""
+"""Where text becomes tokens, and numbers become text: on the spot when it is little, else in threads, so that no stream waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Encoders:
         self._bulk = ThreadPoolExecutor(1, "graphrt-encode-bulk")
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """The result of `work` on a text of `size` characters, or so."""
+        """The result of `work`, which takes as long as to tokenize `size` characters, or so."""
         if size <= INLINE:
             return work()
         threads = self._bulk if size > BULK else self._threads

@@ -61,7 +61,7 @@ class GenerateEndpoint(Generic[R]):
                     if request.stream:
                         await deliver_stream(choices, writer, outlet_of(scope), send)
                     else:
-                        await deliver_whole(choices, writer, scope, receive, send)
+                        await deliver_whole(choices, writer, state.encoders, scope, receive, send)
 
     async def _read(self, scope: Scope, receive: Receive, hold: BodyHold) -> R:
         """The request, with all checked that needs no tokenizer."""

@@ -10,6 +10,7 @@ import logging
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ from graphrt.api.tls import reload as reload_context
 
 log = logging.getLogger("graphrt.api")
 
+SWITCH_S = 0.0005  # so long a thread that holds the interpreter, for JSON say, may keep the event loop waiting
 ABORT_GRACE_S = 2.0  # for replies cut off to reach their clients
 
 Launch = Callable[[ServerSettings], Awaitable[Engine]]
@@ -69,6 +71,7 @@ def run_server(settings: ServerSettings, *, launch: Launch = launch_engine, load
     keys = KeyRing(settings.api_key_files)
     tls = make_context(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
     raise_open_files()
+    sys.setswitchinterval(SWITCH_S)
     sock = bind(settings.host, settings.port)
     with contextlib.closing(sock), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(settings, Door(sock, keys, tls), launch, load))

@@ -325,3 +325,40 @@ def test_wrong_values(server: Any, fields: dict[str, Any], param: str) -> None:
     reply = httpx.post(server.url + PATH, json={"model": "tiny", "messages": HI, **fields})
     assert reply.status_code == 400 and reply.json()["error"]["param"] == param, reply.text
     assert server.engine.requests == []
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/completions"])
+def test_many_logprobs_are_written_in_a_thread(server: Any, path: str) -> None:
+    """So that no stream waits: ten thousand tokens with twenty others each take a second."""
+
+    async def long(stream: Any) -> None:
+        for _ in range(8):
+            stream.put("abcdefgh" * 16)
+            await asyncio.sleep(0)
+        stream.put([EOS], "stop")
+
+    async def brief(stream: Any) -> None:
+        stream.put("abc", "length")
+
+    server.engine.script = long
+    threads: list[str] = []
+    spelling = server.tokenizer.is_special
+
+    def noted(token: int) -> bool:
+        threads.append(threading.current_thread().name)
+        special: bool = spelling(token)
+        return special
+
+    server.tokenizer.is_special = noted
+    chat = path == PATH
+    asked = {"logprobs": True, "top_logprobs": 10} if chat else {"logprobs": 10}
+    body = {"model": "tiny", "messages": HI, "prompt": "hi", "max_tokens": 2000, **asked}
+    shown = httpx.post(server.url + path, json=body).json()["choices"][0]["logprobs"]
+    names = [entry["token"] for entry in shown["content"]] if chat else shown["tokens"]
+    assert "".join(names) == "abcdefgh" * 128
+    assert {name.partition("_")[0] for name in threads} == {"graphrt-encode"}
+
+    server.engine.script = brief
+    threads.clear()
+    assert httpx.post(server.url + path, json=body).status_code == 200
+    assert threads and not any(name.startswith("graphrt-encode") for name in threads)
