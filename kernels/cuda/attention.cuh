@@ -44,11 +44,28 @@ inline __device__ void ldmatrix4_transposed(u32 (&r)[4], const void* row) {
                  : "memory");
 }
 
-// Reads that no cache of this multiprocessor may answer: what another block, or an earlier kernel, has just written.
-inline __device__ int load_fresh(const int* p) { return __ldcg(p); }
-inline __device__ float load_fresh(const float* p) { return __ldcg(p); }
-inline __device__ float2 load_fresh(const float2* p) { return __ldcg(p); }
-inline __device__ float4 load_fresh(const float4* p) { return __ldcg(p); }
+// Reads that no cache of this multiprocessor answers, and that are done where they stand: what another block, or an earlier kernel, has just
+// written.
+inline __device__ u32 load_fresh(const u32* p) {
+    u32 v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+inline __device__ int load_fresh(const int* p) { return int(load_fresh(reinterpret_cast<const u32*>(p))); }
+inline __device__ float load_fresh(const float* p) { return __uint_as_float(load_fresh(reinterpret_cast<const u32*>(p))); }
+inline __device__ float2 load_fresh(const float2* p) {
+    float2 v;
+    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
+    return v;
+}
+inline __device__ float4 load_fresh(const float4* p) {
+    float4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
 
 // -- clusters ---------------------------------------------------------------------------------------------------------
 
