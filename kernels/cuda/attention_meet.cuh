@@ -31,13 +31,18 @@ struct Meeting {
     }
     // Nobody reads a block's slice any more, or, the first time, it is ready.
     inline __device__ void arrive() {
-        if constexpr (CLUSTER > 1) cluster_arrive_relaxed();
+        if constexpr (CLUSTER > 1) {
+            __syncwarp();
+            cluster_arrive_relaxed();
+        }
     }
     inline __device__ void wait() {
-        if constexpr (CLUSTER > 1)
+        if constexpr (CLUSTER > 1) {
+            __syncwarp();
             cluster_wait_aligned();
-        else
+        } else {
             __syncthreads();
+        }
     }
     // All blocks have begun.
     inline __device__ void ready() {
