@@ -109,7 +109,7 @@ inline __device__ void clear_fresh(const Step& s, u32* masks, u32 rank) {
     bool any = false;
     for (int first = 0; first < s.num_slots; first += THREADS) {
         const int slot = first + threadIdx.x;
-        const bool fresh = slot < s.num_slots && __ldcg(s.slots + i64(slot) * SLOT_WORDS + SLOT_FRESH) != 0;
+        const bool fresh = slot < s.num_slots && load_device(s.slots + i64(slot) * SLOT_WORDS + SLOT_FRESH) != 0;
         if (!__syncthreads_or(fresh)) continue;
         any = true;
         const u32 mask = __ballot_sync(ALL_LANES, fresh);

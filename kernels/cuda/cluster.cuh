@@ -26,6 +26,8 @@ inline __device__ void cluster_sync() {
     cluster_wait();
 }
 
+// A block's memory may be accessed from when it is known to run until it ends: there is a barrier before the first access and one after the last.
+//
 // The address of this block's `p` in the shared memory of another block, for the accesses below.
 inline __device__ u32 remote(const void* p, u32 rank) {
     u32 address;

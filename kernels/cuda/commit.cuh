@@ -26,7 +26,7 @@ inline __device__ TokenRow commit_row(const Commit& c, int i) {
     int* s = c.slots + i64(slot) * SLOT_WORDS;
     const int serial = s[SLOT_SERIAL], target = c.targets[i];
     if (target != PAD) return {slot, serial, target, FLAG_GOES_ON};
-    const int token = __ldcg(c.next_tokens + i), length = c.positions[row] + 2;  // with the new token
+    const int token = load_device(c.next_tokens + i), length = c.positions[row] + 2;  // with the new token
     int flag = length >= s[SLOT_MAX_LEN] ? FLAG_LENGTH : FLAG_GOES_ON;
     const int stops = s[SLOT_NUM_STOP_IDS];
 #pragma unroll

@@ -24,7 +24,12 @@ struct Shared {
     Meeting<THREADS> meeting;
     Selection<THREADS> selection;
     TopList top;
-    u32 listed;
+    Cut cut;  // what the filters keep
+    float peak;
+    float mine[THREADS];  // each thread's greatest logit
+    u32 mine_id[THREADS];
+    u32 floors[THREADS / WARP];
+    u32 arrived;
 };
 
 inline __device__ float word_float(const Row& r, int word) { return __int_as_float(r.slot[word]); }
@@ -77,82 +82,102 @@ inline __device__ void mark_sparse(const Args& a, Row& r) {
     __syncthreads();
 }
 
-// The greatest adjusted logit, the lowest id that has it.
-inline __device__ Best greatest(const Row& r, Shared& s, u32& turn) {
+// The greatest adjusted logit, the lowest id that has it; each thread's own stays in s.mine.
+inline __device__ void own_greatest(const Row& r, Shared& s) {
     float best = -INF;
     u32 id = NO_ID;
-    each_quad<THREADS, 4>(r, true, [&](int q, const Quad& v) {
+    each_quad<THREADS, 8>(r, true, [&](int q, const Quad& v) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             if (v.v[i] > best) best = v.v[i], id = 4 * q + i;
     });
-    return cluster_best<THREADS>({id == NO_ID ? 0 : order(best), id, 0}, s.meeting, turn);
+    s.mine[threadIdx.x] = best, s.mine_id[threadIdx.x] = id;
+}
+inline __device__ Best greatest(Shared& s, u32& turn) {
+    const u32 id = s.mine_id[threadIdx.x];
+    return cluster_best<THREADS>({id == NO_ID ? 0 : order(s.mine[threadIdx.x]), id, 0}, s.meeting, turn);
 }
 
-// What the filters keep of logits / temperature: top_k, then min_p, then top_p of what is left.
-inline __device__ Cut filter(const Row& r, Shared& s, float peak) {
-    Cut cut = {0, NO_BIN};
+// Finds what the filters keep of logits / temperature: top_k, then min_p, then top_p of what is left.
+inline __device__ void filter(const Row& r, Shared& s, float peak) {
     const int top_k = r.slot[SLOT_TOP_K];
     const float top_p = word_float(r, SLOT_TOP_P), min_p = word_float(r, SLOT_MIN_P);
+    if (threadIdx.x == 0) s.cut = {0, NO_BIN}, s.peak = peak;
 #pragma unroll 1
     for (int by_weight = 0; by_weight < 2; ++by_weight) {
-        if (by_weight ? top_p < 1 : top_k > 0 && top_k < r.vocab) {
-            cut = select<THREADS>(r, s.selection, {SCALED, peak, cut, by_weight ? 0 : u32(top_k), top_p}).cut;
-        }
-        if (by_weight == 0 && min_p > 0) cut.key = max(cut.key, order(float(double(peak) + log(double(min_p)))));
+        __syncthreads();
+        Cut cut = s.cut;
+        if (by_weight ? top_p < 1 : top_k > 0 && top_k < r.vocab)
+            cut = select<THREADS>(r, s.selection, {SCALED, s.peak, cut, by_weight ? 0 : u32(top_k), top_p}).cut;
+        if (by_weight == 0 && min_p > 0) cut.key = max(cut.key, order(float(double(s.peak) + log(double(min_p)))));
+        cut.key = min(cut.key, order(s.peak));
+        __syncthreads();
+        if (threadIdx.x == 0) s.cut = cut;
     }
-    cut.key = min(cut.key, order(peak));
-    return cut;
+    __syncthreads();
 }
 
 // Two approximate noisy values further apart than this are in the order of the exact ones: twice the noise's error, and what rounding the
 // sum to float32 does to values of this size, on both sides.
 inline __device__ float separation(float best) { return 2 * NOISE_ERROR + (fabsf(best) + 32) * 0x1p-21f; }
 
-// The token whose noisy value is greatest among those that the filters keep. The first pass takes approximate noise; a second one, when that
-// does not separate the best from the rest, takes the definition's for the few that come near.
-inline __device__ Best sampled(const Row& r, Shared& s, Cut cut, bool filtered, float peak, u32& turn) {
-    const float kept = filtered ? unscaled_below(r, unorder(cut.key)) : -INF;  // what lies below is dropped: nearly everything
-    float least = 0;
+inline __device__ Words words_of(const Row& r, u32 quad) {
+    return philox(quad, r.position, r.slot[SLOT_SEED_LO], r.slot[SLOT_SEED_HI]);
+}
+template <typename T>
+inline __device__ T pick(const T (&of)[4], u32 i) {
+    return i == 0 ? of[0] : i == 1 ? of[1] : i == 2 ? of[2] : of[3];
+}
+
+// A noisy value that the block's best is not below: that of the best of its threads' own greatest logits.
+inline __device__ float floor_of(const Row& r, Shared& s, bool filtered) {
+    const u32 id = s.mine_id[threadIdx.x];
+    float noisy = -INF;
+    if (id != NO_ID) {
+        const float z = scaled(r, s.mine[threadIdx.x]);
+        if (!filtered || within(s.cut, s.peak, z)) noisy = z + approx_noise(pick(words_of(r, id / 4).w, id % 4));
+    }
+    const u32 key = __reduce_max_sync(ALL_LANES, order(noisy));
+    if (threadIdx.x % WARP == 0) s.floors[threadIdx.x / WARP] = key;
+    __syncthreads();
+    return unorder(__reduce_max_sync(ALL_LANES, s.floors[threadIdx.x % (THREADS / WARP)]));
+}
+
+// The token whose noisy value is greatest among those that the filters keep. A token's noise exceeds y only if v < e^-y, which needs no logarithm:
+// so nearly all are found not to reach the floor, and only the others' noise is computed, roughly. When that does not separate the best
+// from the rest, a second pass takes the definition's for those that come near.
+inline __device__ Best sampled(const Row& r, Shared& s, bool filtered, u32& turn) {
+    constexpr float LOG2E = 1.44269502f;
+    const float kept = filtered ? unscaled_below(r, unorder(s.cut.key)) : -INF;  // what lies below is dropped
+    float floor = floor_of(r, s, filtered);
 #pragma unroll 1
     for (bool exact = false;; exact = true) {
+        floor -= 2 * separation(floor);
         float best = -INF, second = -INF;
         u32 id = NO_ID;
         each_quad<THREADS, 1>(r, true, [&](int q, const Quad& x) {
             if (greatest_of(x) < kept) return;
-            Quad z;
-            bool any = false;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                z.v[i] = scaled(r, x.v[i]);
-                if (filtered && !within(cut, peak, z.v[i])) z.v[i] = -INF;
-                any |= z.v[i] > -INF;
-            }
-            if (!any) return;
-            const Words w = philox(q, r.position, r.slot[SLOT_SEED_LO], r.slot[SLOT_SEED_HI]);
+            const Words w = words_of(r, q);
             u32 near = 0;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float noisy = z.v[i] + approx_noise(w.w[i]);
-                if (exact) {
-                    near |= u32(!(noisy < least) && noisy > -INF) << i;
-                } else {
-                    second = fmaxf(second, fminf(best, noisy));
-                    if (noisy > best) best = noisy, id = 4 * q + i;
-                }
+                // 2^32 · e^(z - floor), a little more.
+                const float reach = ex2_approx((x.v[i] * r.inverse - floor) * LOG2E + (32 + 0x1p-10f));
+                near |= u32(!(float(w.w[i]) > reach)) << i;
             }
             for (; near != 0; near &= near - 1) {
-                const int i = __ffs(near) - 1;
-                const float at = i == 0 ? z.v[0] : i == 1 ? z.v[1] : i == 2 ? z.v[2] : z.v[3];
-                const u32 word = i == 0 ? w.w[0] : i == 1 ? w.w[1] : i == 2 ? w.w[2] : w.w[3];
-                const float noisy = __fadd_rn(at, exact_noise(word));
+                const u32 i = __ffs(near) - 1, word = pick(w.w, i);
+                const float z = scaled(r, pick(x.v, i));
+                if (filtered && !within(s.cut, s.peak, z)) continue;
+                const float noisy = __fadd_rn(z, exact ? exact_noise(word) : approx_noise(word));
+                second = fmaxf(second, fminf(best, noisy));
                 if (noisy > best) best = noisy, id = 4 * q + i;
             }
         });
         const Best b = cluster_best<THREADS>({id == NO_ID ? 0 : order(best), id, order(second)}, s.meeting, turn);
         const float top = unorder(b.key);
-        least = top - separation(top);
-        if (exact || b.id == NO_ID || unorder(b.second) < least) return b;
+        floor = top - separation(top);
+        if (exact || b.id == NO_ID || unorder(b.second) < floor) return b;
     }
 }
 
@@ -164,12 +189,11 @@ inline __device__ int sample_row(const Row& r, Shared& s, u32& turn) {
     const bool filtered = (top_k > 0 && top_k < r.vocab) || word_float(r, SLOT_TOP_P) < 1 ||
                           word_float(r, SLOT_MIN_P) > 0;
     Best best = {0, NO_ID, 0};
-    if (greedy || filtered) best = greatest(r, s, turn);
+    own_greatest(r, s);
+    if (greedy || filtered) best = greatest(s, turn);
     if (!greedy) {
-        const float peak = filtered && best.id != NO_ID ? scaled(r, unorder(best.key)) : -INF;
-        Cut cut = {0, NO_BIN};
-        if (filtered) cut = filter(r, s, peak);
-        best = sampled(r, s, cut, filtered, peak, turn);
+        if (filtered) filter(r, s, best.id != NO_ID ? scaled(r, unorder(best.key)) : -INF);
+        best = sampled(r, s, filtered, turn);
     }
     return best.id == NO_ID ? 0 : int(best.id);  // all are -inf: the lowest id
 }
@@ -185,11 +209,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     __shared__ Shared s;
     pdl_begin();
     pdl_launch();
+    cluster_arrive();  // a block may not be written to before it runs
     const int sample = blockIdx.x / CLUSTER;
     pdl_wait();
     pdl_before_stores();
     Row& r = s.row;
     if (threadIdx.x < WARP) load_row(a, sample, r);
+    cluster_wait();
     __syncthreads();
     if (r.row_slot != PAD) {
         u32 turn = 0;
@@ -208,12 +234,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
 #if COMMIT
     // The last row to get here ends the step.
     if (cluster_rank() != 0) return;
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) s.listed = atomicAdd(arrived, 1u);
+    if (threadIdx.x == 0) {
+        __threadfence();
+        s.arrived = atomicAdd(arrived, 1u);
+        __threadfence();
+    }
     __syncthreads();
-    if (s.listed != u32(samples) - 1) return;
-    __threadfence();
+    if (s.arrived != u32(samples) - 1) return;
     if (threadIdx.x == 0) *arrived = 0;
     static_assert(sizeof(TokenRow) * THREADS <= sizeof(s.selection));
     commit_all<THREADS>({sample_rows, row_slot, positions, targets, next_tokens, slots, output_counts, token_ring, control,

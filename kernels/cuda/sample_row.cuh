@@ -35,6 +35,7 @@ struct Quad {
 
 // Past the vocabulary all is -inf, which no sampler takes.
 inline __device__ Quad raw_quad(const Row& r, int q) {
+    __builtin_assume(__isGlobal(r.logits));
     if (r.aligned) {
         const float4 v = *reinterpret_cast<const float4*>(r.logits + 4 * q);
         return {{v.x, v.y, v.z, v.w}};
@@ -77,18 +78,23 @@ inline __device__ Quad adjust(const Row& r, int q, Quad v) {
     return v;
 }
 
-// f(quad, values) for each of the thread's quads, ids ascending; `Unroll` of them are asked for at once where nothing needs adjusting.
+// f(quad, values) for each of the thread's quads, ids ascending; where nothing needs adjusting, `Unroll` of them are asked for at once, and f may
+// be called for quads past the end, which are -inf.
 template <int Threads, int Unroll, typename F>
 inline __device__ void each_quad(const Row& r, bool adjusted, F f) {
     const bool plain = !(adjusted && (r.sparse || r.penalised));
     int q = r.first + threadIdx.x;
     if constexpr (Unroll > 1)
-        for (; plain && q + (Unroll - 1) * Threads < r.end; q += Unroll * Threads) {
-            Quad v[Unroll];
+        if (plain) {
+            for (; q < r.end; q += Unroll * Threads) {
+                Quad v[Unroll];
 #pragma unroll
-            for (int j = 0; j < Unroll; ++j) v[j] = raw_quad(r, q + j * Threads);
+                for (int j = 0; j < Unroll; ++j)
+                    v[j] = q + j * Threads < r.end ? raw_quad(r, q + j * Threads) : Quad{{-INF, -INF, -INF, -INF}};
 #pragma unroll
-            for (int j = 0; j < Unroll; ++j) f(q + j * Threads, v[j]);
+                for (int j = 0; j < Unroll; ++j) f(q + j * Threads, v[j]);
+            }
+            return;
         }
     if (q >= r.end) return;
     Quad next = raw_quad(r, q);

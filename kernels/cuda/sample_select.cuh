@@ -145,7 +145,7 @@ inline __device__ u64 find_bin(Selection<Threads>& s, u64& target) {
     __syncthreads();
     before -= sum;
     u64 mine = 0, total = 0;
-#pragma unroll
+#pragma unroll 4
     for (u32 w = 0; w < Threads / WARP; ++w) {
         if (w < warp) before += s.warp[w];
         mine += s.warp[w];
