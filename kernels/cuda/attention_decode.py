@@ -197,9 +197,8 @@ TWINS = {"attention_decode": attention_decode_twin}
 
 def representative_specs() -> list[KernelSpec]:
     """From one row to many, at the shapes of 1B and 8B models; other head sizes, groups and blocks."""
-    shapes = [(rows, 8, 4, e, 32) for e in (64, 128) for rows in (1, 8, 64)]
-    shapes += [(4, 3, 3, 64, 16), (1, 8, 1, 80, 16), (64, 8, 4, 96, 32), (64, 8, 5, 112, 16), (1, 8, 2, 16, 16)]
-    shapes += [(1, 8, 8, 128, 64), (64, 8, 16, 128, 32), (1, 8, 16, 64, 32)]
+    shapes = [(1, 8, 4, 64, 32), (8, 8, 4, 64, 32), (64, 8, 4, 64, 32), (1, 8, 4, 128, 32), (64, 8, 4, 128, 32)]
+    shapes += [(4, 3, 3, 64, 16), (1, 8, 1, 80, 16), (64, 8, 8, 96, 32), (1, 8, 7, 112, 64), (64, 8, 16, 128, 32)]
     return [
         attention_decode_spec(group, e, tokens, choose(rows, kv_heads, group, e, 132))
         for rows, kv_heads, group, e, tokens in shapes

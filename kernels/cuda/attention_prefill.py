@@ -160,13 +160,6 @@ TWINS = {"attention_prefill": attention_prefill_twin}
 def representative_specs() -> list[KernelSpec]:
     """Both tiles at the shapes of 1B and 8B models; other head sizes, groups and blocks."""
     large, small = PrefillTuning(128, 1), PrefillTuning(64, 2)
-    shapes = [(4, e, 32, t) for e in (64, 128) for t in (large, small)]
-    shapes += [
-        (3, 64, 16, large),
-        (1, 80, 16, large),
-        (4, 96, 32, large),
-        (7, 128, 64, large),
-        (16, 128, 16, large),
-        (5, 112, 16, small),
-    ]
-    return [attention_prefill_spec(*s) for s in [*shapes, (2, 16, 16, small), (1, 48, 128, large)]]
+    shapes = [(4, 64, 32, large), (4, 128, 32, large), (4, 128, 32, small), (3, 64, 16, small)]
+    shapes += [(1, 80, 16, large), (16, 96, 16, large), (7, 128, 64, large), (2, 16, 16, small)]
+    return [attention_prefill_spec(*s) for s in shapes]
