@@ -28,7 +28,7 @@ class ClockSettings(FakeSettings, frozen=True, forbid_unknown_fields=True):
 
 
 class ClockEngine(FakeEngine):
-    """Due times are absolute: a step that comes late does not slow the rate down, until one is missed whole."""
+    """Due times are absolute: a step that comes late does not slow the rate down, but for those missed whole."""
 
     def __init__(self, config: EngineConfig, settings: ClockSettings, endpoint: EngineEndpoint) -> None:
         super().__init__(config, settings, endpoint)
@@ -81,7 +81,8 @@ class ClockEngine(FakeEngine):
                 stamp = time.monotonic_ns() // 1000
             item = self._next_token(row, stamp)
             if not item.finish:
-                heapq.heappush(self._due, (max(due + self._period, now), request_id))
+                missed = max(0.0, (now - due) // self._period)  # by an engine that came late: not made up for
+                heapq.heappush(self._due, (due + (missed + 1) * self._period, request_id))
             if self._burst:
                 items.append(item)
             else:

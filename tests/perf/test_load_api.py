@@ -47,9 +47,7 @@ def test_every_token_of_every_stream_is_timed(server: ServerProcess) -> None:
         sent = [at for at, _ in tokens]
         assert trace.status == 200 and len(tokens) == 30 and sent == sorted(sent)
         assert all(0 < latency < 5e6 for _, latency in tokens)
-        assert 0.9 * 29 * 5_000 < sent[-1] - sent[0] < 29 * 5_000 + 2e6
-    stamps = {at for trace in traces for at, _ in trace.tokens()}
-    assert 30 <= len(stamps) <= 6 * 30
+        assert len(set(sent)) == 30 and sent[-1] - sent[0] > 27 * 5_000
     assert 1.0 <= merged(traces) < 30
 
 
