@@ -53,8 +53,8 @@ class DeltaWriter:
 
     def publish(self) -> int:
         """Close the record and return its step number. The step may be launched now."""
-        entry = self._entry
         step = (self.step + 1) & 0xFFFFFFFF
+        entry = self._entries[step % len(self._entries)]
         entry[1] = self._at - abi.RECORD_HEADER
         entry[0] = step
         self.step = step

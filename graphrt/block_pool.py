@@ -55,12 +55,13 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """Blocks with one reference each, evicting cached ones as needed. ValueError when there are not enough."""
-        if count > self.available:
+        free = self._free
+        if count > len(free) and count > self.available:
             raise ValueError(f"{count} blocks wanted, {self.available} of {self.num_blocks} available")
         blocks = []
         for _ in range(count):
-            if self._free:
-                block = self._free.pop()
+            if free:
+                block = free.pop()
             else:
                 block, _ = self._cached.popitem(last=False)
                 self._forget(block)

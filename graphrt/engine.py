@@ -17,7 +17,7 @@ from graphrt.capture.graph import GraphSet
 from graphrt.capture.token_ring import TokenReader
 from graphrt.engine_stats import StepClock
 from graphrt.errors import RequestError
-from graphrt.scheduler import Scheduler, StepPlan
+from graphrt.scheduler import Scheduler
 from graphrt.seam.records import (
     AskSteps,
     Cancel,
@@ -33,6 +33,9 @@ from graphrt.seam.records import (
     TokenOut,
 )
 from graphrt.sequence import Sequence
+from graphrt.step_plan import StepPlan
+
+_now = time.perf_counter_ns
 
 STEP_TIMEOUT_S = 60.0  # a step that takes longer hangs
 STATS_EVERY_S = 0.1
@@ -103,30 +106,31 @@ class Engine:
 
     def step(self, endpoint: Endpoint) -> bool:
         """One turn of the loop; False when there was nothing to do."""
-        start = time.perf_counter_ns()
+        start = _now()
         for record in endpoint.poll():
             self._take(record, endpoint)
         plan = self.scheduler.plan()
-        launched = waited = 0
+        launching = launched = 0
         if plan is not None:
             plan.step = self.delta.publish()
-            before = time.perf_counter_ns()
-            self.graphs[plan.kind, plan.size].launch()
-            launched = time.perf_counter_ns() - before
+            graph = self.graphs[plan.kind, plan.size]
+            launching = _now()
+            graph.launch()
+            launched = _now()
             self.in_flight.append(plan)
-        if self.in_flight and (plan is None or len(self.in_flight) > self.info.run_ahead):
-            oldest = self.in_flight.popleft()
-            before = time.perf_counter_ns()
-            rows = self.reader.read(oldest.step, STEP_TIMEOUT_S)
-            waited = time.perf_counter_ns() - before
-            items = self.scheduler.retire(oldest, rows, self.reader)
-            if items:
-                endpoint.send(Output(items))
-            idle = self.reader.idle_us(oldest.step) if plan is not None else None
-            device = launched + waited
-            self.clock.step(oldest, items, time.perf_counter_ns() - start - device, device, idle)
-            return True
-        return plan is not None
+        if not self.in_flight or (plan is not None and len(self.in_flight) <= self.info.run_ahead):
+            return plan is not None
+        oldest = self.in_flight.popleft()
+        waiting = launched or _now()
+        self.reader.wait(oldest.step, STEP_TIMEOUT_S)
+        arrived = _now()
+        output = self.scheduler.retire(oldest, self.reader)
+        if output.ids or output.items:
+            endpoint.send(output)
+        idle = self.reader.idle_us(oldest.step) if plan is not None else None
+        device = (launched - launching) + (arrived - waiting)
+        self.clock.step(oldest, output, _now() - start - device, device, idle)
+        return True
 
     # -- records ------------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,9 @@ NO_SLOT = -1
 class Sequence:
     """`tokens` is prompt and output together. Lengths count tokens.
 
-    computed: tokens whose KV is in the cache, or will be once the launched steps retire.
-    retired: the same for steps that have retired: what may be published.
+    computed: tokens whose KV is in the cache, or will be once the launched steps retire; while it has a row, `DecodeRows.computed` says it.
+    retired: the same for steps that have retired, as of the last block that they filled: what may be published.
+    lead, due: while it has a row, what to add to the number of decode steps for `computed`, and at which number it needs attention.
     """
 
     request: Submit
@@ -35,7 +36,9 @@ class Sequence:
     prefill_end: int = 0  # tokens to compute before it decodes
     computed: int = 0
     retired: int = 0
-    in_flight: int = 0  # launched steps that have not retired
+    lead: int = 0
+    due: int = 0
+    last_step: int = 0  # the last launched one that it took part in, as of when it got or lost its row
     cached_tokens: int = 0  # of the first admission
     admitted_before: bool = False
     finish: str = ""
@@ -64,11 +67,6 @@ class Sequence:
     @property
     def id(self) -> int:
         return self.request.id
-
-    @property
-    def prefilling(self) -> bool:
-        """Whether prompt tokens are still to be launched."""
-        return self.computed < self.prefill_end
 
     def extend_hashes(self, block_tokens: int, length: int) -> None:
         """Know the hashes of the full blocks among the first `length` tokens."""

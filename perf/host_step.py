@@ -1,13 +1,13 @@
 """What the host does for a decode step, alone: the engine's loop over a device that needs no time.
 
-The device writes the next token of every row at once, so what is measured is the engine's own work: taking records, planning, the delta
-record, reading the tokens, retirement, and the record to the server through a real ring whose reader sleeps. Launching is left out: its cost is
-the driver's.
+The device writes the next token of every row at once, so what is measured is the engine's own work: taking records, planning, the
+delta record, reading the tokens, retirement, and the record to the server through a real ring whose reader sleeps. Launching is left out:
+its cost is the driver's.
 
     python -m graphrt.perf.host_step [--batch 1,8,32,64] [--steps 2000] [--load steady|churn] [--cold] [--json]
 
-steady: nobody comes or goes. churn: requests end all the time and others take their places. --cold: between two steps something else goes
-through the processor's caches, as it may while a device works.
+steady: nobody comes or goes. churn: requests end all the time and others take their places. --cold: between two steps something
+else goes through the processor's caches, as it may while a device works.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def measure(batch: int, steps: int, load: str, cold: bool) -> dict[str, Any]:
     parts = {
         "plan": (engine.scheduler, "plan"),
         "publish": (engine.delta, "publish"),
-        "read": (engine.reader, "read"),
+        "read": (engine.reader, "columns"),
         "retire": (engine.scheduler, "retire"),
         "emit": (bench.endpoint, "send"),
     }
@@ -213,7 +213,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = [measure(int(n), args.steps, args.load, args.cold) for n in args.batch.split(",")]
     if args.json:
-        print(json.dumps({"machine": machine_facts(), "rows": rows}))
+        print(json.dumps({"machine": machine_facts(("graphrt", "msgspec", "numpy")), "rows": rows}))
         return
     print(f"µs a step, {args.load}{', cold caches' * args.cold}: " + ", ".join(rows[0]))
     for row in rows:

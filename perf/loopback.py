@@ -35,8 +35,10 @@ class Loopback:
     def send(self, rec: FromEngine) -> None:
         """Count."""
         if isinstance(rec, Output):
-            self.tokens += sum(len(i.tokens) for i in rec.items)
-            self.finished += sum(bool(i.finish) for i in rec.items)
+            self.tokens += len(rec.ids)
+            for item in rec.items:
+                self.tokens += len(item.tokens)
+                self.finished += bool(item.finish)
 
 
 def time_requests(engine: Engine, prompts: list[list[int]], max_tokens: int) -> tuple[float, list[float]]:

@@ -277,6 +277,10 @@ class EngineClient:
                 stream = streams.get(item.id)
                 if stream is not None:  # else the client has left
                     stream.feed(item)
+            for request_id, token in zip(record.ids, record.tokens, strict=True):
+                stream = streams.get(request_id)
+                if stream is not None:
+                    stream.feed_token(token)
         elif isinstance(record, Stats):
             self.stats = record
         elif isinstance(record, StepLog):

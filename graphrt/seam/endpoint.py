@@ -29,6 +29,7 @@ class EngineEndpoint:
         self._alive_fd = fds.alive_fd
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
         self._encode = msgspec.msgpack.Encoder().encode
+        self._push = self._tx.send
         self._empty = self._rx.empty
         self._gone = select.poll()
         self._gone.register(fds.alive_fd, select.POLLIN)
@@ -63,7 +64,7 @@ class EngineEndpoint:
         Raises `graphrt.seam.ring.MessageTooLarge` for a record larger than the ring.
         """
         payload = self._encode(record)
-        while not self._tx.send(payload):
+        while not self._push(payload):
             if self._gone.poll(_FULL_NAP_MS):
                 raise SystemExit("the server is gone")
 

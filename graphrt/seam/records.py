@@ -107,9 +107,12 @@ class TokenOut(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, tag="output"):
-    """All that one step produced."""
+    """All that one step produced: `tokens[i]` is the next token of request `ids[i]`, of which there is no more to say, and of all
+    others there is an item."""
 
     items: list[TokenOut]
+    ids: list[int] = []
+    tokens: list[int] = []
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):

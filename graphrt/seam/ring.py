@@ -21,6 +21,7 @@ SLEEPS_WORD = 16  # set by the consumer, see doorbell.py
 
 _HEAD_WORD = 0
 _TAIL_WORD = 8
+_SALT = 0xFFFFFFFF  # of position >> 3, where the checksum starts: an intact message of the previous lap must not pass
 _READ_TRIES = 400
 _READ_NAP_S = 50e-6
 
@@ -75,16 +76,15 @@ class Ring:
         """Append a message. False when there is no room now; `MessageTooLarge` when there never will be."""
         size = len(payload)
         need = 8 + ((size + 7) & ~7)
-        capacity = self._capacity
-        tail = self._tail
+        capacity, words, tail = self._capacity, self._words, self._tail
         if tail + need - self._head > capacity:
-            self._head = self._words[_HEAD_WORD]
+            self._head = words[_HEAD_WORD]
             if tail + need - self._head > capacity:
                 if need > capacity:
                     raise MessageTooLarge(f"a message of {size} bytes does not fit a ring of {self.max_message} bytes")
                 return False
         at = tail & self._mask
-        self._words[(HEADER_BYTES + at) >> 3] = size | crc32(payload, _salt(tail)) << 32
+        words[(HEADER_BYTES + at) >> 3] = size | crc32(payload, tail >> 3 & _SALT) << 32
         start = HEADER_BYTES + ((at + 8) & self._mask)
         over = start + size - HEADER_BYTES - capacity  # bytes that go on at the beginning
         if over <= 0:
@@ -94,8 +94,7 @@ class Ring:
             self._map[start : start + size - over] = view[: size - over]
             self._map[HEADER_BYTES : HEADER_BYTES + over] = view[size - over :]
         # Published last. Where stores may become visible out of order, the consumer's checksum makes it read again.
-        self._tail = tail = tail + need
-        self._words[_TAIL_WORD] = tail
+        self._tail = words[_TAIL_WORD] = tail + need
         return True
 
     def empty(self) -> bool:
@@ -122,7 +121,7 @@ class Ring:
             payload: bytes = self._map[start : start + size]
             if over > 0:
                 payload += self._map[HEADER_BYTES : HEADER_BYTES + over]
-            if crc32(payload, _salt(head)) == word >> 32:
+            if crc32(payload, head >> 3 & _SALT) == word >> 32:
                 self._head = self._words[_HEAD_WORD] = head + need
                 return payload
         raise RingCorrupt(f"the message at byte {head} of the ring has a wrong checksum")
@@ -131,11 +130,6 @@ class Ring:
         """Unmap. Idempotent; the ring must not be used afterwards."""
         self._words.release()
         self._map.close()
-
-
-def _salt(position: int) -> int:
-    """Start value of the checksum: a message of the previous lap, still intact at the same place, must not pass."""
-    return (position >> 3) & 0xFFFFFFFF
 
 
 def _check_capacity(capacity: int) -> None:

@@ -22,6 +22,7 @@ class RequestStream:
     """
 
     __slots__ = (
+        "_cached",
         "_cancel",
         "_error",
         "_forget",
@@ -55,6 +56,7 @@ class RequestStream:
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._over = False
+        self._cached = 0  # prompt tokens from the prefix cache, as last told
 
     def __aiter__(self) -> Self:
         return self
@@ -117,6 +119,7 @@ class RequestStream:
         """The client's: tokens arrived."""
         if self._over:
             return
+        self._cached = out.cached_tokens
         ready = self._ready
         if ready is None:
             self._ready = out
@@ -132,6 +135,16 @@ class RequestStream:
             self._end()
         else:
             self._news()
+
+    def feed_token(self, token: int) -> None:
+        """The client's: one more token, and nothing else to say."""
+        if self._over:
+            return
+        if self._ready is None:
+            self._ready = TokenOut(self.id, [token], "", self._cached)
+        else:
+            self._ready.tokens.append(token)  # nobody else holds it yet
+        self._news()
 
     def tell(self) -> None:
         """The client's: all is fed that was there."""

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from engine_script import GREEDY, Script, nothing_left, run_alone, settle
 
+from graphrt.capture.delta import SLOT_STRUCT
 from graphrt.capture.graph import StepGraph
-from graphrt.capture.token_ring import TokenRow
 from graphrt.engine import Engine
 from graphrt.engine_config import EngineConfig
 from graphrt.engine_setup import build_engine
+from graphrt.kernels.abi import Field
 from graphrt.kernels.step_state import StepKind
 from graphrt.seam.records import Cancel, Sampling, Submit
 from graphrt.sequence import NO_SLOT
@@ -41,10 +42,10 @@ class LateDevice:
     """Stands between an engine and its graphs."""
 
     def __init__(self, engine: Engine, rng: np.random.Generator, promptness: float) -> None:
-        self._graphs, self._read, self._ready = engine.graphs, engine.reader.read, engine.reader.ready
+        self._graphs, self._wait, self._ready = engine.graphs, engine.reader.wait, engine.reader.ready
         self.buffers, self.rng, self.promptness = engine.graphs.buffers, rng, promptness
         self.queue: deque[StepGraph] = deque()
-        engine.graphs, engine.reader.read = self, self.read  # type: ignore[assignment, method-assign]
+        engine.graphs, engine.reader.wait = self, self.wait  # type: ignore[assignment, method-assign]
 
     def __getitem__(self, key: tuple[StepKind, int]) -> LateDevice:
         self.queue.append(self._graphs[key])
@@ -54,10 +55,10 @@ class LateDevice:
         while self.queue and self.rng.random() < self.promptness:
             self.queue.popleft().launch()
 
-    def read(self, step: int, timeout_s: float) -> list[TokenRow]:
+    def wait(self, step: int, timeout_s: float) -> None:
         while not self._ready(step):
             self.queue.popleft().launch()
-        return self._read(step, timeout_s)
+        self._wait(step, timeout_s)
 
 
 def check_books(engine: Engine) -> None:
@@ -65,19 +66,19 @@ def check_books(engine: Engine) -> None:
     may write is held, and what is published is there."""
     s = engine.scheduler
     pool = s.pool
-    holders = set(s._by_id.values()) | {part.seq for plan in engine.in_flight for part in plan.parts}
+    holders = set(s._by_id.values()) | {seq for plan in engine.in_flight for seq in plan.seqs}
     references = Counter(block for seq in holders for block in seq.blocks)
     assert [references[b] for b in range(pool.num_blocks)] == pool._references
     assert all(pool._hash_of[b] is not None for b, n in references.items() if n > 1)
     assert sorted([q.slot for q in holders if q.slot != NO_SLOT] + s._free_slots) == list(range(s.num_slots))
     for seq in s._by_id.values():
         places = (seq in s.waiting) + (seq in s.prefilling) + (seq in s.rows)
-        assert places == 1 or (places == 0 and seq.in_flight), (
+        assert places == 1 or (places == 0 and seq.last_step > s.retired), (
             "a live sequence waits, runs, or has its last step to come"
         )
-        assert seq.slot == NO_SLOT or seq.computed <= len(seq.blocks) * s.block_tokens
+        assert seq.slot == NO_SLOT or s.decoding.computed(seq) <= len(seq.blocks) * s.block_tokens
     for plan in engine.in_flight:
-        assert all(part.seq.slot != NO_SLOT and part.seq.blocks for part in plan.parts), "freed before the step retired"
+        assert all(seq.slot != NO_SLOT and seq.blocks for seq in plan.seqs), "freed before the step retired"
     published = engine.graphs.buffers.caches["kv"].np[list(pool._block_of.values())]
     assert not np.isnan(published).any(), "published before the step retired"
     assert [seq.row for seq in s.rows] == list(range(len(s.rows)))
@@ -184,7 +185,8 @@ def test_a_slots_next_user_is_told_from_the_last_one(make_engine: Callable[..., 
     script.inbox = [Submit(1, [1, 2, 3], GREEDY, 20, [])]
     for _ in range(3):
         engine.step(script)
-    seq = engine.scheduler._by_id[1]
-    seq.serial += 1  # as if the tokens to come were another's
+    # As if the tokens to come were another's.
+    serial = SLOT_STRUCT.unpack(bytes(engine.graphs.buffers.slots.np[0]))[4]
+    engine.delta.patch(Field.SLOTS, 4, [serial + 1])
     with pytest.raises(RuntimeError, match=r"request 1: expected a token of slot 0, got TokenRow\(slot=0"):
         settle(engine, script)

@@ -51,6 +51,11 @@ class Script:
 
     def send(self, rec: FromEngine) -> None:
         if isinstance(rec, Output):
+            said = [item.id for item in rec.items] + rec.ids
+            assert len(set(said)) == len(said), "a step says of a request once"
+            for request_id, token in zip(rec.ids, rec.tokens, strict=True):
+                assert request_id not in self.finish, "nothing comes after the end"
+                self.tokens[request_id].append(token)
             for item in rec.items:
                 assert item.id not in self.finish, "nothing comes after the end"
                 self.tokens[item.id] += item.tokens
