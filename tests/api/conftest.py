@@ -24,6 +24,7 @@ from graphrt.api.app import create_app
 from graphrt.api.http_protocol import http_protocol
 from graphrt.api.settings import ServerSettings
 from graphrt.api.state import AppState, make_state
+from graphrt.api.tls import make_context
 from graphrt.engine_config import EngineConfig
 from graphrt.errors import EngineDead
 from graphrt.seam.records import EngineInfo, Logprob, Sampling, Stats, Submit, TokenOut
@@ -220,6 +221,9 @@ class LiveServer:
                 log_config=None,
                 log_level="warning",
             )
+            if settings.tls_cert is not None and settings.tls_key is not None:
+                config.load()
+                config.ssl = make_context(settings.tls_cert, settings.tls_key)
             self._server = uvicorn.Server(config)
             self._loop = asyncio.get_running_loop()
             self._over = asyncio.Event()
@@ -307,6 +311,12 @@ def line_template() -> Any:
 def scripted() -> ModuleType:
     """The module scripted.py."""
     return SCRIPTED
+
+
+@pytest.fixture(scope="session")
+def pem() -> ModuleType:
+    """The module tls_files.py."""
+    return _load_sibling("tls_files")
 
 
 @pytest.fixture(scope="session")

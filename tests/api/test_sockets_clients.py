@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
+import ssl
 import struct
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,13 +158,27 @@ async def as_fast_as_it_goes(stream: Any) -> None:
     stream.put([256], "stop")
 
 
-def test_what_a_client_does_not_read_waits_as_tokens_and_all_of_it_comes(server: Any, raw: Any) -> None:
-    """Events for one that does not read would be 16 MB and more here."""
+@pytest.mark.parametrize("tls", [False, True])
+def test_what_a_client_does_not_read_waits_as_tokens_and_all_of_it_comes(
+    make_server: Any, raw: Any, pem: Any, tmp_path: Path, tls: bool
+) -> None:
+    """Events for one that does not read would be 8 MB and more here."""
+    options = {}
+    if tls:
+        options = {"tls_cert": tmp_path / "cert", "tls_key": tmp_path / "key"}
+        options["tls_cert"].write_text(pem.CERT)
+        options["tls_key"].write_text(pem.KEY)
+    server = make_server(**options)
     server.engine.script = as_fast_as_it_goes
-    with raw.connect(server, receive_buffer=4096) as sock:
+    trust = ssl.create_default_context(cadata=pem.CERT)
+    trust.check_hostname = False
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(raw.connect(server, receive_buffer=4096))
+        if tls:
+            sock = stack.enter_context(trust.wrap_socket(sock))
         sock.sendall(raw.chat(stream=True, max_tokens=3000))  # the fake engine does not count
         server.until(lambda: server.engine.streams and server.engine.streams[0]._over, 20)
-        assert buffered(server) < 300_000
+        assert buffered(server) < 1_000_000
         time.sleep(0.2)
         held = server.call(lambda: sum(len(item.tokens) for item in server.engine.streams[0]._items))
         assert held > 10_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 import socket
@@ -12,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
@@ -23,15 +21,6 @@ from graphrt.api.tls import reload as reload_context
 from graphrt.errors import ConfigError
 
 PROGRAM = Path(__file__).with_name("scripted.py")
-
-
-@pytest.fixture(scope="module")
-def pem() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("graphrt_tests_tls", Path(__file__).with_name("tls_files.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def files(folder: Path, cert: str, key: str) -> tuple[Path, Path]:
