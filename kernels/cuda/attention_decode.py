@@ -61,7 +61,8 @@ def choose(rows: int, kv_heads: int, group: int, head_dim: int, sm_count: int) -
     pairs = rows * kv_heads
     cluster = next(c for c in (8, 4, 2, 1) if c == 1 or pairs * c <= sm_count)
     warps = 4
-    workers = max(sm_count // cluster, 1)
+    per_sm = 2 if cluster == 1 and pairs > sm_count else 1  # a second block computes while the first one's keys are on their way
+    workers = max(sm_count * per_sm // cluster, 1)
     if rows == 1:
         max_splits = max(workers // pairs, 1)
         workers = min(workers, pairs * max_splits)
@@ -70,7 +71,7 @@ def choose(rows: int, kv_heads: int, group: int, head_dim: int, sm_count: int) -
         if rows > 256:
             max_splits = 4
     tuning = DecodeTuning(cluster, warps, 2, workers, max(MIN_SPLIT // (CHUNK * warps), 1), max_splits)
-    spare = SMEM - tuning.smem(rows, group, head_dim)
+    spare = SMEM // per_sm - tuning.smem(rows, group, head_dim)
     slots = 2 + max(spare, 0) // (warps * CHUNK * head_dim * 2)
     return DecodeTuning(cluster, warps, min(slots, MAX_SLOTS), workers, tuning.min_tiles, max_splits)
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 CHUNK = 32  # columns
 BLOCKS = 128  # of a grid, where there is work for them: clusters of 8 on a card of 132 multiprocessors fill no more
 SLICE = 512  # columns of a block, where clusters of 8 reach: sums are sent once for so many products
-MAX_CLUSTER = 8  # portable
-STAGE_K = 256
+MIN_CLUSTER, MAX_CLUSTER = 2, 8  # blocks send each other their sums in a way that only clusters have; 8 is portable
+STAGE_CHUNKS = 8  # of a stage of the ring, when they divide a block's columns
 MAX_STAGES = 16
 KB = 1024
-# Bytes a block (three grids share a multiprocessor, two on any card, two on a large one, one), and of the ring at least.
-BUDGETS = ((74 * KB, 40 * KB), (98 * KB, 40 * KB), (112 * KB, 40 * KB), (226 * KB, 32 * KB), (226 * KB, 12 * KB))
+# Bytes a block (three grids share a multiprocessor, two on any card, two on a large one, one and a small one, one), and of the ring at least.
+BUDGETS = ((74 * KB, 40 * KB), (98 * KB, 40 * KB), (112 * KB, 40 * KB), (150 * KB, 40 * KB), (226 * KB, 32 * KB), (226 * KB, 12 * KB))
 RING = 64 * KB  # more in flight brings nothing
 
 
@@ -34,6 +34,11 @@ class Gemm64Tuning:
     prefetch: int = 0
     min_blocks: int = 2
 
+    def __post_init__(self) -> None:
+        """ValueError for a single block: it may not send itself its sums as the blocks of a cluster do."""
+        if not 2 <= self.cluster <= MAX_CLUSTER:
+            raise ValueError(f"a cluster of {self.cluster} blocks: must be 2 to {MAX_CLUSTER}")
+
     def smem(self, rows: int) -> int:
         """Bytes of dynamic shared memory, as gemm64.cu lays it out. rows: padded to a multiple of 8."""
         return self.stages * self.stage_bytes + self.other_bytes(rows)
@@ -51,10 +56,20 @@ class Gemm64Tuning:
 
 def cluster_of(n: int, k: int) -> int:
     """Blocks that share the columns: a function of the weight alone, so that a row's bits are the same with any number of rows."""
-    cluster = 1
-    while cluster < MAX_CLUSTER and (k > SLICE * cluster or (n // 16 * cluster < BLOCKS and k >= SLICE // 2 * cluster)):
+    cluster, chunks = MIN_CLUSTER, k // CHUNK
+    while cluster < MAX_CLUSTER and (
+        k > SLICE * cluster
+        or (n // 16 * cluster < BLOCKS and k >= SLICE // 2 * cluster and chunks % (2 * cluster) == 0)
+    ):
         cluster *= 2
     return cluster
+
+
+def stage_of(k: int, cluster: int) -> int:
+    """Columns of a stage: stages that are all full, two of them or more to a unit, where that leaves them long enough."""
+    chunks = -(-k // CHUNK // cluster)
+    full = [c for c in range(STAGE_CHUNKS // 2, STAGE_CHUNKS + 1) if chunks % c == 0 and chunks > c]
+    return CHUNK * (max(full) if full else min(chunks, STAGE_CHUNKS + 4))
 
 
 def clusters_of(sm_count: int, cluster: int, units: int) -> int:
@@ -75,9 +90,8 @@ def choose(normed: bool, rows: int, n: int, k: int, limit: int, max_unit: int = 
     ValueError when nothing fits.
     """
     cluster = cluster_of(n, k)
-    slice_k = -(-k // CHUNK // cluster) * CHUNK
-    stage_k = min(STAGE_K, -(-slice_k // CHUNK // 2) * CHUNK) if slice_k > CHUNK else CHUNK
-    parts = -(-slice_k // stage_k)
+    stage_k = stage_of(k, cluster)
+    parts = -(-(-(-k // CHUNK // cluster) * CHUNK) // stage_k)
     for budget, ring in BUDGETS:
         for t in _cuts(normed, rows, n, cluster, stage_k, parts, max_unit):
             room = min(budget, limit) - t.other_bytes(rows)
