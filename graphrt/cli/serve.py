@@ -52,6 +52,12 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--threads", type=integer(1, 1024), metavar="N", help="CPU threads (default: all cores)")
     parser.add_argument(
+        "--load-format",
+        choices=("auto", "dummy"),
+        default="auto",
+        help="dummy: random weights of config.json's shape, to measure without them (default %(default)s)",
+    )
+    parser.add_argument(
         "--served-model-name", metavar="NAME", help="what clients call the model (default: its directory)"
     )
     serve_flags.add(parser)
@@ -79,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
             kv_bytes=args.kv_memory,
             prefill_chunk=args.prefill_chunk,
             threads=args.threads,
+            load_format=args.load_format,
         ),
         host=args.host,
         port=args.port,
