@@ -127,6 +127,7 @@ class Generation:
         if self._closed:
             return
         self._closed = True
+        self._listener = None
         self._stream.listen(None)
         self._live.discard(self)
         self._note.end(self, self.prompt_tokens, self.completion_tokens, self.cached_tokens, reason)
