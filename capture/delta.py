@@ -26,13 +26,9 @@ class DeltaWriter:
         self.step = 0  # the last published
         self._at = abi.RECORD_HEADER
 
-    @property
-    def _entry(self) -> memoryview:
-        return self._entries[(self.step + 1) % len(self._entries)]
-
     def patch(self, field: Field, offset: int, words: Sequence[int]) -> None:
         """Write `words` (int32 values) at a word offset of a field. ValueError when the record is full."""
-        entry, at, n = self._entry, self._at, len(words)
+        entry, at, n = self._entries[(self.step + 1) % len(self._entries)], self._at, len(words)
         if at + abi.PATCH_HEADER + n > len(entry):
             raise ValueError(f"delta record of {len(entry)} words is full: {field.name} wants {n} more")
         entry[at], entry[at + 1], entry[at + 2] = field, offset, n
@@ -45,7 +41,7 @@ class DeltaWriter:
 
     def patch_slot(self, slot: int, packed: bytes) -> None:
         """Replace a slot's whole state by `SLOT_STRUCT`-packed bytes."""
-        entry, at = self._entry, self._at
+        entry, at = self._entries[(self.step + 1) % len(self._entries)], self._at
         entry[at], entry[at + 1], entry[at + 2] = Field.SLOTS, slot * abi.SLOT_WORDS, abi.SLOT_WORDS
         at += abi.PATCH_HEADER
         entry[at : at + abi.SLOT_WORDS] = memoryview(packed).cast("I")

@@ -39,6 +39,7 @@ _now = time.perf_counter_ns
 
 STEP_TIMEOUT_S = 60.0  # a step that takes longer hangs
 STATS_EVERY_S = 0.1
+LOOK_EVERY_S = 0.1  # at the server and the clock, while there is work
 TERMINATE_GRACE_S = 30.0
 
 
@@ -86,18 +87,23 @@ class Engine:
         gc.collect()
         gc.freeze()  # nothing made during start-up is ever garbage: collections look at requests only
         endpoint.send(self.info)
+        look_at = 0.0
         while True:
             busy = self.step(endpoint)
+            now = time.monotonic()
+            if busy and now < look_at and self.drain_deadline is None and not endpoint.terminate_requested:
+                continue
+            look_at = now + LOOK_EVERY_S
             if endpoint.terminate_requested and self.drain_deadline is None:
                 # Often it went to the whole process group: the server still says how long requests in hand may take.
-                self.drain_deadline = time.monotonic() + TERMINATE_GRACE_S
+                self.drain_deadline = now + TERMINATE_GRACE_S
             if self.drain_deadline is not None and (
-                self.scheduler.idle or (time.monotonic() > self.drain_deadline and self._cancel_all(endpoint))
+                self.scheduler.idle or (now > self.drain_deadline and self._cancel_all(endpoint))
             ):
                 endpoint.send(self.stats())
                 return
             if busy:
-                self._send_stats(endpoint, STATS_EVERY_S)
+                self._send_stats(endpoint, 2 * STATS_EVERY_S)  # late: there was no wait in which to send them
             else:
                 self._send_stats(endpoint, 0.0)
                 endpoint.wait(None if self.drain_deadline is None else 0.01)
@@ -122,11 +128,17 @@ class Engine:
             return plan is not None
         oldest = self.in_flight.popleft()
         waiting = launched or _now()
-        self.reader.wait(oldest.step, STEP_TIMEOUT_S)
+        late = not self.reader.ready(oldest.step)
+        if late:  # there is time for what nobody should wait for afterwards
+            self.scheduler.prepare()
+            self._send_stats(endpoint, STATS_EVERY_S)
+            self.reader.wait(oldest.step, STEP_TIMEOUT_S)
         arrived = _now()
         output = self.scheduler.retire(oldest, self.reader)
         if output.ids or output.items:
             endpoint.send(output)
+        if not late:
+            self.scheduler.publish()
         idle = self.reader.idle_us(oldest.step) if plan is not None else None
         device = (launched - launching) + (arrived - waiting)
         self.clock.step(oldest, output, _now() - start - device, device, idle)

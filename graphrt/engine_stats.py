@@ -13,18 +13,6 @@ from graphrt.step_plan import StepPlan
 WINDOW = 1024  # steps over which percentiles are taken
 
 
-def p50_p99(values: deque[int] | deque[float]) -> tuple[float, float]:
-    """(median, 99th percentile), zeros for nothing."""
-    n = len(values)
-    if n == 0:
-        return 0.0, 0.0
-    middle, high = n // 2, min(n * 99 // 100, n - 1)
-    ordered = np.partition(
-        np.fromiter(values, np.float64, n), (middle, high)
-    )  # sorting all takes several times as long
-    return float(ordered[middle]), float(ordered[high])
-
-
 class StepClock:
     """Counters since start, and percentiles over recent decode steps."""
 
@@ -32,10 +20,7 @@ class StepClock:
         self.steps: dict[StepKind, int] = {"decode": 0, "prefill": 0, "score": 0}
         self.prompt_tokens = self.generation_tokens = 0
         self.finish_reasons: dict[str, int] = {}
-        self._host: deque[int] = deque(maxlen=WINDOW)  # ns
-        self._step: deque[int] = deque(maxlen=WINDOW)
-        self._idle: deque[float] = deque(maxlen=WINDOW)  # µs
-        self._recent: deque[tuple[int, StepKind, int, int, int, int]] = deque(maxlen=WINDOW)
+        self._recent: deque[tuple[int, StepKind, int, int, int, int, float | None]] = deque(maxlen=WINDOW)
 
     def step(self, plan: StepPlan, output: Output, host_ns: int, device_ns: int, idle_us: float | None = None) -> None:
         """Count a retired step. host_ns: the loop's own time; device_ns: time in the launch and waiting for the step.
@@ -44,13 +29,9 @@ class StepClock:
         """
         kind = plan.kind
         self.steps[kind] += 1
-        self._recent.append((plan.step, kind, plan.size, plan.rows, device_ns, host_ns))
-        if kind == "decode":
-            self._host.append(host_ns)
-            self._step.append(device_ns)
-            if idle_us is not None:
-                self._idle.append(idle_us)
-        else:
+        # All that this costs is one tuple: the sums are made when somebody asks.
+        self._recent.append((plan.step, kind, plan.size, plan.rows, device_ns, host_ns, idle_us))
+        if kind != "decode":
             self.prompt_tokens += plan.rows
         self.generation_tokens += len(output.ids)
         if output.items:
@@ -68,19 +49,27 @@ class StepClock:
         last = list(self._recent)[-count:] if count > 0 else []
         return [
             StepTrace(step, kind, size, rows, device_ns / 1e6, host_ns / 1e3)
-            for step, kind, size, rows, device_ns, host_ns in last
+            for step, kind, size, rows, device_ns, host_ns, _ in last
         ]
 
     def host_us(self) -> tuple[float, float]:
         """p50 and p99 of the host's own time per decode step, in µs."""
-        p50, p99 = p50_p99(self._host)
-        return p50 / 1e3, p99 / 1e3
+        return p50_p99([t[5] / 1e3 for t in self._recent if t[1] == "decode"])
 
     def step_ms(self) -> tuple[float, float]:
         """p50 and p99 of a decode step as the host sees it, in ms."""
-        p50, p99 = p50_p99(self._step)
-        return p50 / 1e6, p99 / 1e6
+        return p50_p99([t[4] / 1e6 for t in self._recent if t[1] == "decode"])
 
     def idle_us(self) -> tuple[float, float]:
         """p50 and p99 of the device's idle time before a decode step, in µs."""
-        return p50_p99(self._idle)
+        return p50_p99([t[6] for t in self._recent if t[1] == "decode" and t[6] is not None])
+
+
+def p50_p99(values: list[float]) -> tuple[float, float]:
+    """(median, 99th percentile), zeros for nothing."""
+    n = len(values)
+    if n == 0:
+        return 0.0, 0.0
+    middle, high = n // 2, min(n * 99 // 100, n - 1)
+    ordered = np.partition(values, (middle, high))  # sorting all of them takes several times as long
+    return float(ordered[middle]), float(ordered[high])

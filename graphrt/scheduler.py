@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from operator import attrgetter
 
 from graphrt.block_pool import BlockPool
 from graphrt.capture.delta import DeltaWriter
@@ -16,12 +17,15 @@ from graphrt.capture.step_buffers import StepSizes
 from graphrt.capture.token_ring import TokenReader
 from graphrt.decode_rows import DecodeRows
 from graphrt.kernels.abi import Field
+from graphrt.prefixes import Prefixes
 from graphrt.prompt_steps import PromptSteps
 from graphrt.queue_times import QueueTimes
 from graphrt.retire import retire_decode, retire_prompt
 from graphrt.seam.records import Output, TokenOut
 from graphrt.sequence import NO_SLOT, Sequence
 from graphrt.step_plan import StepPlan
+
+_by_age = attrgetter("serial")
 
 
 class Scheduler:
@@ -40,8 +44,7 @@ class Scheduler:
         reuse_prefixes: bool,
     ) -> None:
         self.delta, self.pool, self.sizes, self.vocab = delta, pool, sizes, vocab
-        self.max_blocks, self.block_tokens, self.reuse_prefixes = max_blocks, block_tokens, reuse_prefixes
-        self.num_slots = slots
+        self.num_slots, self.max_blocks, self.block_tokens = slots, max_blocks, block_tokens
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
         self.decoding = DecodeRows(delta, sizes, max_blocks=max_blocks, block_tokens=block_tokens)
@@ -49,6 +52,7 @@ class Scheduler:
         self.preemptions = self.prefix_queries = self.prefix_hits = 0
         self.queue_times = QueueTimes()
         self._prompts = PromptSteps(delta, sizes)
+        self._prefixes = Prefixes(pool, block_tokens, reuse_prefixes)
         self._free_slots = list(range(slots - 1, -1, -1))
         self._by_id: dict[int, Sequence] = {}
         self._serial = 0
@@ -93,8 +97,7 @@ class Scheduler:
 
     def cancel(self, request_id: int) -> list[TokenOut]:
         """Drop a request; empty when there is none of this id."""
-        seq = self._by_id.get(request_id)
-        if seq is None:
+        if (seq := self._by_id.get(request_id)) is None:
             return []
         self._end(seq, "cancelled")
         return [TokenOut(seq.id, [], "cancelled", seq.cached_tokens)]
@@ -104,17 +107,14 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, its edits written to the delta record; None when there is nothing to launch before a step retires."""
         decoding = self.decoding
-        due = decoding.due
-        if due:
-            for seq in [seq for seq in due if decoding.done(seq)]:
-                decoding.leave(seq)
-                self._short = False
-        if self.waiting and self._free_slots and not self._short:
+        if decoding.due:
+            self._drop_done()
+        if self.waiting and self._free_slots:
             self._admit()
         plan = None
         if self.prefilling and not (decoding.rows and self._prefilled_last):
             plan = self._prompt_step()
-        elif decoding.rows and (not due or self._grow()):
+        elif decoding.rows and (decoding.due is None or self._grow()):
             plan = decoding.launch(self.launched + 1) if decoding.rows else self._prompt_step()
         if plan is not None:
             self._prefilled_last = plan.group is None
@@ -128,14 +128,28 @@ class Scheduler:
             self.decoding.join(seq)
         return plan
 
+    def publish(self) -> None:
+        """Offer full blocks to those to come. Nobody waits for it."""
+        if self._prefixes.publish():
+            self._short = False
+
+    def prepare(self) -> None:
+        """Do what the next `plan` would have to do anyway: for the time in which a launched step is awaited."""
+        self.publish()
+        if self.decoding.due and not (self.waiting and self._free_slots):  # a newcomer's share would be counted first
+            self._drop_done()
+            self._grow()
+
+    def _drop_done(self) -> None:
+        for seq in [seq for seq in self.decoding.due or () if self.decoding.done(seq)]:
+            self.decoding.leave(seq)
+            self._short = False
+
     def _admit(self) -> None:
-        while self.waiting and self._free_slots:
-            seq = self.waiting[0]
-            length = len(seq.tokens)
-            blocks: list[int] = []
-            if self.reuse_prefixes:
-                seq.extend_hashes(self.block_tokens, length - 1)
-                blocks = self.pool.match(seq.hashes[: seq.reusable // self.block_tokens])
+        self.publish()
+        while self.waiting and self._free_slots and not self._short:
+            length = len((seq := self.waiting[0]).tokens)
+            blocks = self._prefixes.find(seq)
             hits = len(blocks) * self.block_tokens
             need = -(-length // self.block_tokens) - len(blocks)
             # One spare block for every row that runs, lest the newcomer be preempted at once.
@@ -177,17 +191,15 @@ class Scheduler:
         self.retired = plan.number
         if plan.group is None:
             output, ends = retire_prompt(plan, reader)
-            if self.reuse_prefixes:
-                for part in plan.parts:
-                    if not part.seq.finish:
-                        self._publish(part.seq)
+            for part in plan.parts:
+                if not part.seq.finish:
+                    self._prefixes.note(part.seq)
         else:
             output, ends = retire_decode(plan, reader, plan.number <= self._finished_at)
-            if plan.full and self.reuse_prefixes:
-                for seq in plan.full:
-                    if not seq.finish:
-                        seq.retired = len(seq.tokens) - 1
-                        self._publish(seq)
+            for seq in plan.full:
+                if not seq.finish:
+                    seq.retired = len(seq.tokens) - 1
+                    self._prefixes.note(seq)
         for seq, reason in ends:
             self._end(seq, reason)
         if self._leaving:
@@ -196,18 +208,10 @@ class Scheduler:
                 self._release(seq)
         return output
 
-    def _publish(self, seq: Sequence) -> None:
-        full = seq.retired // self.block_tokens
-        if full > seq.published:
-            seq.extend_hashes(self.block_tokens, seq.retired)
-            for i in range(seq.published, full):
-                self.pool.publish(seq.blocks[i], seq.hashes[i])
-            seq.published = full
-            self._short = False
-
     # -- leaving ------------------------------------------------------------------------------------------------------
 
     def _end(self, seq: Sequence, reason: str) -> None:
+        self.publish()
         seq.finish = reason
         del self._by_id[seq.id]
         self._short = False
@@ -238,12 +242,9 @@ class Scheduler:
         """Give back all it holds; it starts again from its tokens, which gives the same continuation."""
         if len(self.decoding) + len(self.prefilling) == 1:
             raise RuntimeError(f"request {seq.id} alone does not fit into {self.pool.num_blocks} blocks")
+        self.publish()
         self._leave(seq)
         self._release(seq)
         seq.computed = seq.retired = seq.published = 0
         self.waiting.appendleft(seq)
         self.preemptions += 1
-
-
-def _by_age(seq: Sequence) -> int:
-    return seq.serial

@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from graphrt.kernels.step_state import StepKind
 from graphrt.seam.records import NO_LOGPROBS
 from graphrt.sequence import Sequence
@@ -48,9 +50,8 @@ class Group:
         return Group([self.seqs[i] for i in live], [self.samples[i] for i in live])
 
 
-@dataclass(slots=True)
-class StepPlan:
-    """One launched step.
+class StepPlan(msgspec.Struct, eq=False):
+    """One launched step. A struct because one is made at every step: a dataclass takes three times as long.
 
     size: rows of its graph; rows: of these, not padding. parts: of a step over prompt tokens; group: of a decode step.
     full: sequences of a decode step whose last block it fills, or whose last token it samples.

@@ -147,7 +147,7 @@ class FakeEngine:
         self._endpoint.send(Output([self._ended(request_id, [], "cancelled")]))
 
     def _step(self, now: float) -> None:
-        items: list[TokenOut] = []
+        output = Output([], [], [])
         for row in list(self._running.values()):
             if row.due > now:
                 continue
@@ -156,16 +156,17 @@ class FakeEngine:
             row.produced += 1
             self._tokens += 1
             if token in request.stop_ids:
-                items.append(self._ended(request.id, [token], "stop"))
+                output.items.append(self._ended(request.id, [token], "stop"))
             elif row.produced >= request.max_tokens or len(request.tokens) + row.produced >= self._context:
-                items.append(self._ended(request.id, [token], "length"))
+                output.items.append(self._ended(request.id, [token], "length"))
             else:
-                items.append(TokenOut(request.id, [token]))
+                output.ids.append(request.id)
+                output.tokens.append(token)
                 continue
             del self._running[request.id]
         self._steps += 1
-        if items:
-            self._endpoint.send(Output(items))
+        if output.items or output.ids:
+            self._endpoint.send(output)
 
     def _token(self, request: Submit, index: int) -> int:
         if self._settings.reply == "echo":

@@ -17,7 +17,7 @@ from typing import Literal
 from graphrt.engine_config import EngineConfig
 from graphrt.perf.fake_engine import FakeEngine, FakeSettings, Running, parse_settings
 from graphrt.seam.endpoint import EngineEndpoint
-from graphrt.seam.records import Output, TokenOut
+from graphrt.seam.records import Output
 
 
 class ClockSettings(FakeSettings, frozen=True, forbid_unknown_fields=True):
@@ -70,7 +70,7 @@ class ClockEngine(FakeEngine):
         heapq.heappush(self._due, (due, row.request.id))
 
     def _step(self, now: float) -> None:
-        items: list[TokenOut] = []
+        output = Output([], [], [])
         stamp = time.monotonic_ns() // 1000
         while self._due and self._due[0][0] <= now:
             due, request_id = heapq.heappop(self._due)
@@ -79,26 +79,29 @@ class ClockEngine(FakeEngine):
                 continue  # cancelled
             if not self._burst:
                 stamp = time.monotonic_ns() // 1000
-            item = self._next_token(row, stamp)
-            if not item.finish:
+            if not self._burst:
+                output = Output([], [], [])
+            if self._next_token(row, stamp, output):
                 missed = max(0.0, (now - due) // self._period)  # by an engine that came late: not made up for
                 heapq.heappush(self._due, (due + (missed + 1) * self._period, request_id))
-            if self._burst:
-                items.append(item)
-            else:
-                self._endpoint.send(Output([item]))
+            if not self._burst:
+                self._endpoint.send(output)
         self._steps += 1
-        if items:
-            self._endpoint.send(Output(items))
+        if self._burst and (output.ids or output.items):
+            self._endpoint.send(output)
 
-    def _next_token(self, row: Running, stamp: int) -> TokenOut:
+    def _next_token(self, row: Running, stamp: int, output: Output) -> bool:
+        """Put a token into `output`; whether more are to come."""
         row.produced += 1
         self._tokens += 1
         request = row.request
         if row.produced < request.max_tokens:
-            return TokenOut(request.id, [stamp])
+            output.ids.append(request.id)
+            output.tokens.append(stamp)
+            return True
         del self._running[request.id]
-        return self._ended(request.id, [stamp], "length")
+        output.items.append(self._ended(request.id, [stamp], "length"))
+        return False
 
 
 def run_engine(config: EngineConfig, endpoint: EngineEndpoint) -> None:

@@ -29,7 +29,7 @@ class EngineEndpoint:
         self._alive_fd = fds.alive_fd
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
         self._encode = msgspec.msgpack.Encoder().encode
-        self._push = self._tx.send
+        self._push, self._notify = self._tx.ring.push, self._tx.bell.notify
         self._empty = self._rx.empty
         self._gone = select.poll()
         self._gone.register(fds.alive_fd, select.POLLIN)
@@ -67,6 +67,7 @@ class EngineEndpoint:
         while not self._push(payload):
             if self._gone.poll(_FULL_NAP_MS):
                 raise SystemExit("the server is gone")
+        self._notify()
 
     def server_alive(self) -> bool:
         """False once the server has ended or has hung up."""

@@ -37,20 +37,19 @@ class WireFds(msgspec.Struct, frozen=True):
 class Channel:
     """One direction, one side: a ring and its doorbell."""
 
-    __slots__ = ("_notify", "_push", "bell", "empty", "recv", "ring")
+    __slots__ = ("bell", "empty", "recv", "ring")
 
     def __init__(self, capacity: int, memory_fd: int, bell_fd: int) -> None:
         self.ring = Ring(memory_fd, capacity)
         self.bell = Doorbell(self.ring, bell_fd)
         self.empty = self.ring.empty
         self.recv = self.ring.pop
-        self._push, self._notify = self.ring.push, self.bell.notify
 
     def send(self, payload: bytes) -> bool:
         """Push and wake the consumer. False when the ring is full; `MessageTooLarge` when it never fits."""
-        if not self._push(payload):
+        if not self.ring.push(payload):
             return False
-        self._notify()
+        self.bell.notify()
         return True
 
     def try_sleep(self) -> bool:

@@ -177,6 +177,26 @@ def test_prefill_samples_the_asked_rows_and_hands_over_to_decode() -> None:
     assert e.buffers.slots.np.view(abi.SLOT)["seq_len"][0, 0] == 4
 
 
+def test_columns_are_the_rows() -> None:
+    """For any number of leading rows, in every entry of the ring, with serials and tokens that need their 32nd bit."""
+    rng = np.random.default_rng(seed := int(np.random.default_rng().integers(1 << 30)))
+    print(f"seed {seed}")
+    buffers = StepBuffers(NumpyOps(), SIZES, slots=3, max_blocks=5, vocab=VOCAB, caches={})
+    reader = TokenReader(buffers.token_ring, buffers.logprob_ring, buffers.stamps)
+    for step in range(1, 3 * RING_DEPTH):
+        words = rng.integers(0, 1 << 32, (4, abi.TOKEN_WORDS), dtype=np.uint32)
+        words[:, 0] = [0, 2, 0xFFFFFFFF, 1]
+        entry = buffers.token_ring.np[step % RING_DEPTH]
+        entry[abi.RECORD_HEADER :] = words.reshape(-1)
+        entry[1], entry[0] = 4, step
+        rows = reader.read(step, 1)
+        assert [r.slot for r in rows] == [0, 2, abi.PAD, 1]
+        for n in range(5):
+            keys, tokens, flags = reader.columns(step, n)
+            assert keys.tolist() == [(r.slot & 0xFFFFFFFF) | r.serial << 32 for r in rows[:n]]
+            assert (tokens.tolist(), flags.tolist()) == ([r.token for r in rows[:n]], [r.flag for r in rows[:n]])
+
+
 def test_a_step_without_its_record_is_an_error() -> None:
     e = Echo()
     with pytest.raises(RuntimeError, match="step 1 started without its delta record"):

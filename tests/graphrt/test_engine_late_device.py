@@ -6,7 +6,6 @@ nobody references holds NaN.
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_script import GREEDY, Script, nothing_left, run_alone, settle
+from late_device import LateDevice, check_books
 
 from graphrt.capture.delta import SLOT_STRUCT
-from graphrt.capture.graph import StepGraph
 from graphrt.engine import Engine
 from graphrt.engine_config import EngineConfig
 from graphrt.engine_setup import build_engine
 from graphrt.kernels.abi import Field
-from graphrt.kernels.step_state import StepKind
 from graphrt.seam.records import Cancel, Sampling, Submit
-from graphrt.sequence import NO_SLOT
 
 CONTEXT = 96
 VOCAB = 320
@@ -36,52 +33,6 @@ def make_engine(tiny_model: Callable[..., Path]) -> Callable[..., Engine]:
         return build_engine(EngineConfig(str(model), **({"context": CONTEXT, "prefill_chunk": 16} | config)))
 
     return make
-
-
-class LateDevice:
-    """Stands between an engine and its graphs."""
-
-    def __init__(self, engine: Engine, rng: np.random.Generator, promptness: float) -> None:
-        self._graphs, self._wait, self._ready = engine.graphs, engine.reader.wait, engine.reader.ready
-        self.buffers, self.rng, self.promptness = engine.graphs.buffers, rng, promptness
-        self.queue: deque[StepGraph] = deque()
-        engine.graphs, engine.reader.wait = self, self.wait  # type: ignore[assignment, method-assign]
-
-    def __getitem__(self, key: tuple[StepKind, int]) -> LateDevice:
-        self.queue.append(self._graphs[key])
-        return self
-
-    def launch(self) -> None:
-        while self.queue and self.rng.random() < self.promptness:
-            self.queue.popleft().launch()
-
-    def wait(self, step: int, timeout_s: float) -> None:
-        while not self._ready(step):
-            self.queue.popleft().launch()
-        self._wait(step, timeout_s)
-
-
-def check_books(engine: Engine) -> None:
-    """Every slot and block is held as often as the books say, by one sequence unless it was published; what a launched step
-    may write is held, and what is published is there."""
-    s = engine.scheduler
-    pool = s.pool
-    holders = set(s._by_id.values()) | {seq for plan in engine.in_flight for seq in plan.seqs}
-    references = Counter(block for seq in holders for block in seq.blocks)
-    assert [references[b] for b in range(pool.num_blocks)] == pool._references
-    assert all(pool._hash_of[b] is not None for b, n in references.items() if n > 1)
-    assert sorted([q.slot for q in holders if q.slot != NO_SLOT] + s._free_slots) == list(range(s.num_slots))
-    for seq in s._by_id.values():
-        places = (seq in s.waiting) + (seq in s.prefilling) + (seq in s.rows)
-        assert places == 1 or (places == 0 and seq.last_step > s.retired), (
-            "a live sequence waits, runs, or has its last step to come"
-        )
-        assert seq.slot == NO_SLOT or s.decoding.computed(seq) <= len(seq.blocks) * s.block_tokens
-    for plan in engine.in_flight:
-        assert all(seq.slot != NO_SLOT and seq.blocks for seq in plan.seqs), "freed before the step retired"
-    published = engine.graphs.buffers.caches["kv"].np[list(pool._block_of.values())]
-    assert not np.isnan(published).any(), "published before the step retired"
-    assert [seq.row for seq in s.rows] == list(range(len(s.rows)))
 
 
 def requests(n: int, rng: np.random.Generator) -> list[Submit]:
