@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from graphrt.errors import DeviceError
 from graphrt.kernels import abi
@@ -51,7 +49,9 @@ class TokenReader:
         self._entries = [entry.cast("I") for entry in raw]
         self._pairs = [entry.cast("Q") for entry in raw]  # the header, then two a row
         self._columns: dict[int, list[Columns]] = {}  # by number of rows
-        self._logprobs = logprobs.np
+        flat = logprobs.np.reshape(-1).data.cast("B")
+        self._samples, self._words = logprobs.shape[1], flat.cast("I")
+        self._values = flat.cast("f")
         self._stamps = stamps.np.reshape(-1).data.cast("B").cast("Q")
 
     def ready(self, step: int) -> bool:
@@ -109,12 +109,16 @@ class TokenReader:
             if waited > SPIN_S:
                 time.sleep(NAP_S)
 
-    def logprobs(self, step: int, sample: int) -> tuple[float, int, list[int], list[float]]:
-        """(log-probability, rank, the likeliest tokens, theirs) of a sample of a step that was read and is still in the ring."""
-        entry = self._logprobs[step % self._depth, sample]
-        values = entry.view(np.float32)
-        top = slice(2, 2 + abi.MAX_LOGPROBS)
-        return float(values[0]), int(entry[1]), entry[top].tolist(), values[2 + abi.MAX_LOGPROBS :].tolist()
+    def logprobs(self, step: int, sample: int, count: int) -> tuple[float, int, Sequence[int], Sequence[float]]:
+        """(log-probability, rank, the `count` likeliest tokens, theirs) of a sample of a step that was read and is still in the ring."""
+        at = (step % self._depth * self._samples + sample) * abi.LOGPROB_WORDS
+        tokens, values = at + 2, at + 2 + abi.MAX_LOGPROBS
+        return (
+            self._values[at],
+            self._words[at + 1],
+            self._words[tokens : tokens + count].tolist(),
+            self._values[values : values + count].tolist(),
+        )
 
     def idle_us(self, step: int) -> float | None:
         """µs for which the device had nothing to do before this step, which was read last; None for the first."""

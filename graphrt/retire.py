@@ -94,5 +94,5 @@ def _mismatch(seq: Sequence, row: TokenRow) -> RuntimeError:
 
 def logprob(reader: TokenReader, step: int, sample: int, token: int, count: int) -> Logprob:
     """What a step said of a token, with `count` alternatives."""
-    value, rank, tokens, values = reader.logprobs(step, sample)
-    return Logprob(token, value, rank, list(zip(tokens, values, strict=True))[:count])
+    value, rank, tokens, values = reader.logprobs(step, sample, count)
+    return Logprob(token, value, rank, list(zip(tokens, values, strict=True)))
