@@ -80,7 +80,7 @@ class DecodeRows:
         """The next decode step, which is the `number`-th of all; none of the rows may be due."""
         group = self._group
         if group is None:
-            group = self._group = Group(self.rows)
+            group = self._group = Group(self.rows.copy())
             self._size = self._sizes.padded("decode", len(self.rows))
         self._last = number
         self.steps = steps = self.steps + 1

@@ -29,6 +29,7 @@ class Sequence:
     root: bytes
     serial: int = 0
     slot: int = NO_SLOT
+    key: int = 0  # slot and serial, as a token record has them
     row: int = -1  # its decode row
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as known
@@ -44,6 +45,11 @@ class Sequence:
     finish: str = ""
     scored: int = 0  # of the prompt's tokens 1, 2, ...
     arrived: float = field(default_factory=time.monotonic)
+    id: int = field(init=False)
+    reports: bool = field(init=False)  # log-probabilities of its tokens
+
+    def __post_init__(self) -> None:
+        self.id, self.reports = self.request.id, self.request.logprobs != NO_LOGPROBS
 
     @property
     def prompt_len(self) -> int:
@@ -64,10 +70,6 @@ class Sequence:
         # At least one token is computed: it gives the logits. Output is counted when its row passes.
         return min(len(self.tokens) - 1, self.prompt_len if counted else len(self.tokens))
 
-    @property
-    def id(self) -> int:
-        return self.request.id
-
     def extend_hashes(self, block_tokens: int, length: int) -> None:
         """Know the hashes of the full blocks among the first `length` tokens."""
         parent = self.hashes[-1] if self.hashes else self.root
@@ -78,6 +80,7 @@ class Sequence:
     def install(self, delta: DeltaWriter, vocab: int) -> None:
         """Write all that its slot needs to know, but for the blocks."""
         r, s = self.request, self.request.sampling
+        self.key = self.slot | self.serial << 32
         reported = max(r.logprobs, r.prompt_logprobs)
         packed = SLOT_STRUCT.pack(
             self.computed,

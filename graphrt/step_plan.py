@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
 
 from graphrt.kernels.step_state import StepKind
-from graphrt.seam.records import NO_LOGPROBS
 from graphrt.sequence import Sequence
 
 
@@ -35,14 +33,14 @@ class Group:
 
     __slots__ = ("calm", "ids", "keys", "reporting", "samples", "seqs", "tokens")
 
-    def __init__(self, seqs: Iterable[Sequence], samples: Iterable[int] | None = None) -> None:
-        self.seqs = tuple(seqs)
-        self.samples = tuple(range(len(self.seqs)) if samples is None else samples)
-        self.ids = [seq.request.id for seq in self.seqs]
-        self.keys = memoryview(array("Q", [seq.slot | seq.serial << 32 for seq in self.seqs]))
-        self.calm = memoryview(array("I", bytes(4 * len(self.seqs))))
-        self.tokens = [seq.tokens for seq in self.seqs]
-        self.reporting = [i for i, seq in enumerate(self.seqs) if seq.request.logprobs != NO_LOGPROBS]
+    def __init__(self, seqs: list[Sequence], samples: list[int] | range | None = None) -> None:
+        self.seqs = seqs
+        self.samples = range(len(seqs)) if samples is None else samples
+        self.ids = [seq.id for seq in seqs]
+        self.keys = memoryview(array("Q", [seq.key for seq in seqs]))
+        self.calm = memoryview(array("I", bytes(4 * len(seqs))))
+        self.tokens = [seq.tokens for seq in seqs]
+        self.reporting = [i for i, seq in enumerate(seqs) if seq.reports]
 
     def unfinished(self) -> Group:
         """Without those that have finished meanwhile."""
@@ -70,4 +68,4 @@ class StepPlan(msgspec.Struct, eq=False):
     @property
     def seqs(self) -> list[Sequence]:
         """All that take part."""
-        return [part.seq for part in self.parts] if self.group is None else list(self.group.seqs)
+        return [part.seq for part in self.parts] if self.group is None else self.group.seqs
