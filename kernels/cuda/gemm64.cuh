@@ -34,26 +34,29 @@ inline __device__ bool elect_one() {
     return elected != 0;
 }
 
-inline __device__ void store_volatile(int* p, int v) { *const_cast<volatile int*>(p) = v; }
-inline __device__ int load_volatile(const int* p) { return *const_cast<const volatile int*>(p); }
+// What is written before the store is seen by whoever loads its value.
+inline __device__ void store_release(int* p, int v) {
+    asm volatile("st.release.cta.shared::cta.s32 [%0], %1;" ::"r"(smem_address(p)), "r"(v) : "memory");
+}
+inline __device__ int load_acquire(const int* p) {
+    int v;
+    asm volatile("ld.acquire.cta.shared::cta.s32 %0, [%1];" : "=r"(v) : "r"(smem_address(p)) : "memory");
+    return v;
+}
 
-// -- copies of 16 bytes that run on their own -------------------------------------------------------------------------
-
-inline __device__ void cp_async16(void* smem, const void* global, u64 policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(smem_address(smem)), "l"(global), "l"(policy)
+// 16 bytes and more that are read again soon, by other blocks: no hint.
+inline __device__ void bulk_copy_shared(void* smem, const void* global, u32 bytes, u64* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     smem_address(smem)),
+                 "l"(global), "r"(bytes), "r"(smem_address(barrier))
                  : "memory");
 }
-// Arrives at the barrier when all that this thread has copied so far is there.
-inline __device__ void cp_async_arrive(u64* barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
-}
-inline __device__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory"); }
 
 // -- across the cluster -----------------------------------------------------------------------------------------------
 
 // The barriers' initialisation, which has a fence of its own, is all that is to be seen: no other memory waits.
 inline __device__ void cluster_arrive_initialised() {
-    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+    if constexpr (CLUSTER > 1) asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
 // Values to another block; its barrier there counts their bytes, and who waits at it sees them. No fence: a release across the cluster would
 // wait for all of a thread's stores to memory.
@@ -85,6 +88,9 @@ inline __device__ void barrier_wait_cluster(u64* barrier, u32 parity) {
             : "memory");
     } while (done == 0);
 }
+// Its end lets generic stores before it be followed by bulk copies to the same place.
+inline __device__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 inline __device__ char* dynamic_smem() {
     extern __shared__ __align__(128) char memory[];
     return memory;

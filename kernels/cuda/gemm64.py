@@ -228,17 +228,15 @@ def gemm64_norm_head(
 def representative_specs() -> list[KernelSpec]:
     """Each mode and number of rows at the shapes of a 1B model, and odd ones."""
     limit = 227 * 1024
-    products = [
-        (Mode.GATE_UP, True, 16384, 2048),
-        (Mode.RESIDUAL, False, 2048, 8192),
-        (Mode.QKV, True, 3072, 2048),
-        (Mode.PLAIN, True, 128256, 2048),
-    ]
-    specs = [
-        gemm64_spec(mode, normed, rows, k, k, choose(normed, rows, n, k, limit))
-        for rows in (8, 16, 24, 32, 48, 64)
-        for mode, normed, n, k in (products if rows in (8, 32, 64) else products[:1])
-    ]
+    specs = []
+    for rows in (8, 16, 24, 32, 48, 64):
+        for mode, normed, n, k in (
+            (Mode.RESIDUAL, False, 2048, 8192),
+            (Mode.QKV, True, 3072, 2048),
+            (Mode.GATE_UP, True, 16384, 2048),
+            (Mode.PLAIN, True, 128256, 2048),
+        ):
+            specs.append(gemm64_spec(mode, normed, rows, k, k, choose(normed, rows, n, k, limit)))
     for rows in (8, 64):
         specs += [
             gemm64_spec(Mode.RESIDUAL, False, rows, 14336, 14336, choose(False, rows, 4096, 14336, limit)),

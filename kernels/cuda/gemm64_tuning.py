@@ -13,14 +13,7 @@ STAGE_CHUNKS = 8  # of a stage of the ring, when they divide a block's columns
 MAX_STAGES = 16
 KB = 1024
 # Bytes a block (three grids share a multiprocessor, two on any card, two on a large one, one and a small one, one), and of the ring at least.
-BUDGETS = (
-    (74 * KB, 40 * KB),
-    (98 * KB, 40 * KB),
-    (112 * KB, 40 * KB),
-    (150 * KB, 40 * KB),
-    (226 * KB, 32 * KB),
-    (226 * KB, 12 * KB),
-)
+BUDGETS = ((74 * KB, 40 * KB), (98 * KB, 40 * KB), (112 * KB, 40 * KB), (150 * KB, 40 * KB), (226 * KB, 32 * KB), (226 * KB, 12 * KB))
 RING = 64 * KB  # more in flight brings nothing
 
 
