@@ -72,10 +72,11 @@ def profile(config: EngineConfig, shape: str, batch: int, ctx: int, steps: int) 
     gc.collect()
     gc.freeze()
     times, idle = measure(engine, batch, ctx, steps)
-    p50, p99, p999 = np.percentile(times, [50, 99, 99.9]) / 1e6
+    p50, p99, p999 = (float(p) / 1e6 for p in np.percentile(times, [50, 99, 99.9]))
     nbytes = step_bytes(engine, config, batch, ctx + ROUND // 2)
-    ceiling = read_rate(backend, config, nbytes)
     graphs = engine.graphs
+    eager = graphs.eager_launches if isinstance(graphs, CudaGraphSet) else 0  # before the probe, which is no step
+    ceiling = read_rate(backend, config, nbytes)
     size = engine.scheduler.sizes.padded("decode", batch)
     captured = graphs.captured["decode", size] if isinstance(graphs, CudaGraphSet) else None
     host = engine.clock.host_us()
@@ -86,7 +87,7 @@ def profile(config: EngineConfig, shape: str, batch: int, ctx: int, steps: int) 
         idle_us_p50=percentile(idle, 50), idle_us_p99=percentile(idle, 99),
         host_us_p50=round(host[0], 2), host_us_p99=round(host[1], 2),
         nodes=captured.nodes if captured else None,
-        eager_launches=graphs.eager_launches if isinstance(graphs, CudaGraphSet) else 0,
+        eager_launches=eager,
         start_s=round(start_s, 2),
         card=backend.name, driver=driver_version(), versions=versions(), commit=commit(),
     )  # fmt: skip
