@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from graphrt.perf.load_api import merged, steady
 from graphrt.perf.load_api_awake import Awake
+from graphrt.perf.load_api_cases import merged, steady
 from graphrt.perf.load_api_client import Trace, run_streams
 from graphrt.perf.load_api_floor import floor_us
 from graphrt.perf.load_api_process import ServerProcess
