@@ -185,7 +185,7 @@ def test_every_size_has_a_graph_whose_edges_are_declared(make_engine: Callable[.
     sizes = graphs.buffers.sizes
     assert sizes.decode == (1, 2, 4, 8, 16, 20) and sizes.prefill == (16, 64, 256, 300)
     assert set(graphs.captured) == {(kind, n) for kind, ns in sizes.by_kind().items() for n in ns}
-    for (kind, rows), graph in graphs.captured.items():
+    for (kind, _rows), graph in graphs.captured.items():
         assert graph.nodes > 10 and graph.plain_edges + graph.programmatic_edges == graph.nodes - 1
         if kind == "decode":
             assert graph.plain_edges == 0, "our own kernels only"
