@@ -126,19 +126,22 @@ class Jit:
         return obj, log.getvalue()
 
     def kernel(self, spec: KernelSpec) -> Kernel:
-        """The kernel, loaded in the current context; the same object every time. Needs a device."""
+        """The kernel, loaded in the current context; the same object every time. Needs a device.
+
+        DeviceError, with the kernel's name, when it does not compile, its source has no such entry, or the driver does not load it.
+        """
         if spec not in self._kernels:
-            self._kernels[spec] = self.object_code(spec).get_kernel(spec.entry)
+            self._kernels[spec] = _load(spec, self.object_code(spec))
         return self._kernels[spec]
 
     def prepare(self, specs: Iterable[KernelSpec], threads: int, progress: Progress | None = None) -> None:
-        """Compile many at once into the cache, then load them. The first error is raised once the rest has ended."""
+        """Compile many at once into the cache, then load them. The first error, as of `kernel`, is raised once the rest has ended."""
         todo = sorted(set(specs) - self._kernels.keys())
         with ThreadPoolExecutor(threads) as pool:
             jobs = {pool.submit(self.object_code, spec): spec for spec in todo}
             for done, job in enumerate(as_completed(jobs), 1):
                 spec = jobs[job]
-                self._kernels[spec] = job.result().get_kernel(spec.entry)
+                self._kernels[spec] = _load(spec, job.result())
                 if progress is not None:
                     progress(done, len(todo), spec)
 
@@ -176,6 +179,13 @@ def parse_report(log: str, spec: KernelSpec) -> Report:
     smem = re.search(r"(\d+) bytes smem", log)
     stack, stores, loads = map(int, frame.groups())
     return Report(int(used[1]), stores, loads, stack, int(smem[1]) if smem else 0)
+
+
+def _load(spec: KernelSpec, code: ObjectCode) -> Kernel:
+    try:
+        return code.get_kernel(spec.entry)
+    except Exception as error:  # cuda.core's own, or the driver's
+        raise DeviceError(f"kernel {spec} cannot be loaded from {spec.source}: {error}") from error
 
 
 def _read(spec: KernelSpec) -> str:
