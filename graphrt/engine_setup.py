@@ -17,6 +17,7 @@ from graphrt.engine import Endpoint, Engine
 from graphrt.engine_config import EngineConfig
 from graphrt.errors import ConfigError, ModelError
 from graphrt.kv_spec import KVSpec
+from graphrt.memory import size_text
 from graphrt.models.registry import load_model, model_module
 from graphrt.scheduler import Scheduler
 from graphrt.seam.records import EngineInfo
@@ -107,7 +108,7 @@ def kv_sizes(
         if config.context is not None or budget_blocks == 0:
             raise ModelError(
                 f"not enough memory for a context of {want} tokens: its KV cache needs"
-                f" {-(-want // tokens) * block_bytes / 2**30:.2f} GiB, {budget / 2**30:.2f} GiB are available;"
+                f" {size_text(-(-want // tokens) * block_bytes)}, {size_text(budget)} are available;"
                 + (f" --ctx {budget_blocks * tokens} would fit" if budget_blocks else " not one block fits")
             )
         log.warning("context cut from the model's %d to %d tokens: no memory for more", want, budget_blocks * tokens)

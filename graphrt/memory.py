@@ -27,9 +27,12 @@ def check_memory(need: int, what: str, have: int | None = None) -> None:
     """ModelError when the `need` bytes of `what` are more than the `have` that there are; None asks this machine."""
     have = available_memory() if have is None else have
     if need > have:
-        raise ModelError(
-            f"not enough memory: {what} needs {need / 2**30:.2f} GiB, {have / 2**30:.2f} GiB are available"
-        )
+        raise ModelError(f"not enough memory: {what} needs {size_text(need)}, {size_text(have)} are available")
+
+
+def size_text(nbytes: int) -> str:
+    """Bytes for people: in MiB below 1 GiB."""
+    return f"{nbytes / 2**30:.2f} GiB" if abs(nbytes) >= 1 << 30 else f"{nbytes / 2**20:.2f} MiB"
 
 
 def _meminfo(path: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -151,7 +152,8 @@ def _check_recorded_size(model_dir: Path) -> None:
 
 
 def _again(model_dir: Path) -> str:
-    return f"remove {model_dir} and fetch the model again"  # what is there is never fetched over
+    # What is there is never fetched over.
+    return f"remove the directory (rm -r {shlex.quote(str(model_dir))}), then fetch the model again (graphrt pull)"
 
 
 def verify_checkpoint(model_dir: Path, progress: Callable[[int], None] | None = None) -> list[str]:

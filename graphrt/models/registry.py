@@ -10,7 +10,7 @@ from graphrt.config import load_config
 from graphrt.errors import ModelError
 from graphrt.kernels.comm import OneRank
 from graphrt.kernels.ops import Ops
-from graphrt.memory import check_memory
+from graphrt.memory import check_memory, size_text
 from graphrt.models.base import LoadedModel, Model
 from graphrt.weights import Tensors, open_checkpoint
 
@@ -44,7 +44,7 @@ def load_model(
     need = model.weight_bytes(ops, config, checkpoint)
     check_memory(
         need + other_bytes,
-        f"{model_dir.name} (weights {need / 2**30:.2f} GiB, KV {other_bytes / 2**30:.2f} GiB)",
+        f"{model_dir.name} (weights {size_text(need)}, KV {size_text(other_bytes)})",
         memory,
     )
     weights = model.load_weights(ops, config, checkpoint, context, OneRank())

@@ -229,7 +229,7 @@ def test_too_little_device_memory_says_what_would_fit(
     block = probe.graphs.buffers.caches["kv"].nbytes // probe.info.num_blocks
     with pytest.raises(ModelError, match=r"context of 160 tokens: its KV cache needs .* --ctx 80 would fit"):
         make_engine(driver=FakeDriver(memory=GPU_RESERVE + weights + 6 * block))
-    with pytest.raises(ModelError, match=r"weights .* GiB"):
+    with pytest.raises(ModelError, match=r"weights \d+\.\d+ MiB, KV \d+\.\d+ MiB"):
         make_engine(driver=FakeDriver(memory=GPU_RESERVE + weights - 1), kv_bytes=10 * block)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from graphrt.errors import ModelError
-from graphrt.memory import available_memory
+from graphrt.memory import available_memory, size_text
 from graphrt.weights import check_memory
 
 GIB = 1 << 30
@@ -63,6 +63,20 @@ def test_v1(tmp_path: Path) -> None:
 def test_more_used_than_allowed_is_zero(tmp_path: Path) -> None:
     files = MEMINFO | {"proc/self/cgroup": "0::/\n", "cg/memory.max": "100\n", "cg/memory.current": "200\n"}
     assert available_memory(*tree(tmp_path, files)) == 0
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0.00 MiB"),
+        (12_345_678, "11.77 MiB"),
+        (GIB - 1, "1024.00 MiB"),
+        (GIB, "1.00 GiB"),
+        (3 * GIB // 2, "1.50 GiB"),
+    ],
+)
+def test_sizes_for_people(nbytes: int, text: str) -> None:
+    assert size_text(nbytes) == text
 
 
 def test_the_check_names_need_and_have(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,7 +238,9 @@ def test_verify(tmp_path: Path, tensors: dict[str, np.ndarray]) -> None:
 def test_recorded_size_is_checked_at_open(tmp_path: Path, tensors: dict[str, np.ndarray]) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     record(tmp_path, size=5)
-    with pytest.raises(ModelError, match=r"bytes, graphrt\.json records 5: remove .* and fetch the model again"):
+    with pytest.raises(
+        ModelError, match=r"bytes, graphrt\.json records 5: remove the directory \(rm -r .*\), then fetch"
+    ):
         open_checkpoint(tmp_path)
 
 
