@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from graphrt.kernels.cuda import gemm64
-from graphrt.kernels.cuda.gemm64_tuning import BUDGETS, CHUNK, KB, MAX_STAGES, Gemm64Tuning, choose
+from graphrt.kernels.cuda.gemm64_choice import choose
+from graphrt.kernels.cuda.gemm64_tuning import CHUNK, KB, MAX_STAGES, Gemm64Tuning, parts_of
 from graphrt.kernels.ops import Linear
 from graphrt.perf import kernel_gemv
 from graphrt.perf.device_time import read_ceiling
@@ -27,41 +28,41 @@ from graphrt.perf.kernel_gemv import SHAPES
 # -- the sweep ---------------------------------------------------------------------------------------------------------
 
 
+ROOMS = (74 * KB, 92 * KB, 112 * KB, 150 * KB, 190 * KB, 226 * KB)  # bytes of a block
+COLUMNS = {True: (256, 512, 1024), False: (64, 128, 256)}  # of a stage, by whether copies are in bulk
+
+
 def fill_up(chain: Chain, t: Gemm64Tuning, budget: int) -> Gemm64Tuning | None:
     """The same cut with as many stages as the budget holds."""
-    rows = gemm64.padded_rows(chain.rows)
-    budget = min(budget, chain.driver.smem_per_block)
-    stages = min((budget - t.other_bytes(rows)) // t.stage_bytes, MAX_STAGES)
+    room = min(budget, chain.driver.smem_per_block) - replace(t, stages=0).smem(gemm64.padded_rows(chain.rows))
+    stages = min(room // replace(t, stages=1).ring_bytes, MAX_STAGES)
     return replace(t, stages=stages) if stages >= 2 else None
 
 
-def parts_of(k: int, cluster: int, stage_k: int) -> int:
-    """Stages of a unit."""
-    return -(-(-(-k // CHUNK // cluster) * CHUNK) // stage_k)
-
-
 def shapes(chain: Chain, product: str, t: Gemm64Tuning) -> Iterator[Gemm64Tuning | None]:
-    """Other clusters, units, warps and stages in as much memory."""
+    """Other clusters, units, warps and stages in as much memory, or as much as two blocks may have."""
     k, rows = chain.w.of(product)[0].data.shape[1], gemm64.padded_rows(chain.rows)
     resident = t.act_slots == parts_of(k, t.cluster, t.stage_k)
     for cluster in sorted({max(t.cluster // 2, 2), t.cluster, min(2 * t.cluster, 8)}):
         slice_k = -(-k // CHUNK // cluster) * CHUNK
-        for unit, warps in ((16, 4), (16, 8), (16, 12), (32, 4), (32, 8)):
-            for stage_k in sorted({min(v, slice_k) for v in (128, 256, 512)}):
+        for unit, warps in ((16, 4), (16, 6), (16, 8), (16, 12), (32, 4), (32, 8)):
+            for stage_k in sorted({min(v, slice_k) for v in COLUMNS[t.bulk]}):
                 parts = parts_of(k, cluster, stage_k)
-                slots = parts if resident else min(2, parts)
+                slots = parts if resident else min(3, parts)
                 cut = replace(t, cluster=cluster, unit=unit, warps=warps, stage_k=stage_k, act_slots=slots)
-                yield fill_up(chain, cut, max(t.smem(rows), 98 * KB))
+                yield fill_up(chain, cut, max(t.smem(rows), 112 * KB))
 
 
 def depths(chain: Chain, product: str, t: Gemm64Tuning) -> Iterator[Gemm64Tuning | None]:
     """The same cut with more or less memory, activations that stay or do not, stages asked ahead, registers for fewer blocks."""
     parts = parts_of(chain.w.of(product)[0].data.shape[1], t.cluster, t.stage_k)
-    slots = {t.act_slots, parts} | ({2, 3} if product in ("o", "down") and parts > 3 else set())
-    for budget in sorted({b for b, _ in BUDGETS}):
-        for prefetch in (0, 4, 12):
+    slots = {t.act_slots, parts} | ({3, 4} if product in ("o", "down") and parts > 4 else set())
+    for budget in ROOMS:
+        for prefetch in (0, 2, 6):
             for act_slots in sorted(slots):
                 yield fill_up(chain, replace(t, prefetch=prefetch, act_slots=act_slots), budget)
+    if not t.bulk:
+        yield replace(t, evict_first=not t.evict_first)
     yield replace(t, min_blocks=1 if t.min_blocks > 1 else 2)
 
 
@@ -131,6 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
     parser.add_argument("--rows", type=int, nargs="+", default=[4, 8, 16, 32, 64])
+    parser.add_argument("--copies", choices=("bulk", "async"), help="the kind of copies; default: the usual")
     parser.add_argument("--sweep", action="store_true", help="look for better cuts; minutes for each number of rows")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -152,7 +154,7 @@ def main() -> None:
     records = []
     for rows in options.rows:
         chain = Chain(weights, rows)
-        tunes = {product: chain.default(product) for product in PRODUCTS}
+        tunes = {p: chain.default(p, None if options.copies is None else options.copies == "bulk") for p in PRODUCTS}
         records.append(report(chain, "chosen", tunes, ceiling, one_row))
         if options.sweep:
             records.append(report(chain, "swept", sweep(chain, tunes), ceiling, one_row))

@@ -109,11 +109,13 @@ class Chain:
         """One product in all layers."""
         return [c for layer in range(len(self.w.of(product))) for c in self.call(product, layer, tunes[product])]
 
-    def default(self, product: str) -> Gemm64Tuning:
+    def default(self, product: str, bulk: bool | None = None) -> Gemm64Tuning:
+        """What the product gets where no cut is given; bulk: the kind of copies, None for the usual."""
+        weight, e = self.w.of(product)[0], self.w.s.head_dim
         mode = {"qkv": gemm64.Mode.QKV, "gate_up": gemm64.Mode.GATE_UP, "head": gemm64.Mode.PLAIN}.get(product)
         if mode is None:
-            return gemm64.tuning_of(self.driver, gemm64.Mode.RESIDUAL, False, self.rows, self.w.of(product)[0])
-        return gemm64.tuning_of(self.driver, mode, True, self.rows, self.w.of(product)[0], self.w.s.head_dim)
+            return gemm64.tuning_of(self.driver, gemm64.Mode.RESIDUAL, False, self.rows, weight, bulk=bulk)
+        return gemm64.tuning_of(self.driver, mode, True, self.rows, weight, e, bulk)
 
     def microseconds(self, calls: list[KernelCall], replays: int = 20, rounds: int = 7) -> float:
         """Median time of a replay."""

@@ -52,6 +52,13 @@ inline __device__ void bulk_copy_shared(void* smem, const void* global, u32 byte
                  : "memory");
 }
 
+// As cp_async16, with a hint of what L2 may do with it.
+inline __device__ void cp_async16(void* smem, const void* global, u64 policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(smem_address(smem)), "l"(global), "l"(policy)
+                 : "memory");
+}
+inline __device__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory"); }
+
 // -- across the cluster -----------------------------------------------------------------------------------------------
 
 // The barriers' initialisation, which has a fence of its own, is all that is to be seen: no other memory waits.

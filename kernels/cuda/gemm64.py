@@ -10,7 +10,8 @@ from graphrt.kernels.array import Array
 from graphrt.kernels.cuda import heads as head_kernels
 from graphrt.kernels.cuda.checks import BF16, F32, contiguous, typed
 from graphrt.kernels.cuda.driver import Driver, KernelCall
-from graphrt.kernels.cuda.gemm64_tuning import Gemm64Tuning, choose, clusters_of
+from graphrt.kernels.cuda.gemm64_choice import choose
+from graphrt.kernels.cuda.gemm64_tuning import Gemm64Tuning, clusters_of
 from graphrt.kernels.cuda.gemm64_twin import gemm64_twin
 from graphrt.kernels.cuda.jit import KernelSpec
 from graphrt.kernels.ops import AttentionWeights, HeadShape, Linear, MlpWeights, Rope
@@ -65,13 +66,17 @@ def gemm64_spec(
         act_slots=tuning.act_slots,
         prefetch=tuning.prefetch,
         min_blocks=tuning.min_blocks,
+        bulk=tuning.bulk,
+        evict_first=tuning.evict_first,
     )
 
 
-def tuning_of(driver: Driver, mode: Mode, normed: bool, rows: int, w: Linear, head_dim: int = 64) -> Gemm64Tuning:
-    """The cut that is used where none is given. ValueError when the shape does not fit."""
+def tuning_of(
+    driver: Driver, mode: Mode, normed: bool, rows: int, w: Linear, head_dim: int = 64, bulk: bool | None = None
+) -> Gemm64Tuning:
+    """The cut that is used where none is given; bulk: its kind, None for the usual. ValueError when the shape does not fit."""
     max_unit = 16 if mode is Mode.QKV and head_dim % 32 else 32
-    return choose(normed, padded_rows(rows), w.n, w.data.shape[1], driver.smem_per_block, max_unit)
+    return choose(normed, padded_rows(rows), w.n, w.data.shape[1], driver.smem_per_block, max_unit, bulk)
 
 
 def fits(driver: Driver, mode: Mode, normed: bool, rows: int, w: Linear, head_dim: int = 64) -> bool:
@@ -118,7 +123,7 @@ def _call(
     return KernelCall(
         spec,
         (clusters_of(driver.sm_count, tuning.cluster, units) * tuning.cluster, 1, 1),
-        (32 * (tuning.warps + 1), 1, 1),
+        (tuning.threads, 1, 1),
         (
             w.data,
             w.bias if bias else None,
@@ -226,22 +231,29 @@ def gemm64_norm_head(
 
 
 def representative_specs() -> list[KernelSpec]:
-    """Each mode and number of rows at the shapes of a 1B model, and odd ones."""
-    limit = 227 * 1024
-    specs = []
-    for rows in (8, 16, 24, 32, 48, 64):
-        for mode, normed, n, k in (
-            (Mode.RESIDUAL, False, 2048, 8192),
-            (Mode.QKV, True, 3072, 2048),
-            (Mode.GATE_UP, True, 16384, 2048),
-            (Mode.PLAIN, True, 128256, 2048),
-        ):
-            specs.append(gemm64_spec(mode, normed, rows, k, k, choose(normed, rows, n, k, limit)))
-    for rows in (8, 64):
+    """Each mode, number of rows and kind of copies at the shapes of a 1B model, and odd ones."""
+    large, small = 227 * 1024, 99 * 1024
+    products = [
+        (Mode.GATE_UP, True, 16384, 2048),
+        (Mode.RESIDUAL, False, 2048, 8192),
+        (Mode.QKV, True, 3072, 2048),
+        (Mode.PLAIN, True, 128256, 2048),
+    ]
+
+    def spec(mode: Mode, normed: bool, rows: int, n: int, d: int, limit: int, bulk: bool, e: int = 64) -> KernelSpec:
+        k = -(-d // 32) * 32
+        cut = choose(normed, rows, n, k, limit, 16 if e % 32 else 32, bulk)
+        return gemm64_spec(mode, normed, rows, k, d, cut, e, 16)
+
+    specs = [spec(Mode.GATE_UP, True, rows, 16384, 2048, large, True) for rows in (16, 48)]
+    for bulk in (True, False):
         specs += [
-            gemm64_spec(Mode.RESIDUAL, False, rows, 14336, 14336, choose(False, rows, 4096, 14336, limit)),
-            gemm64_spec(Mode.PLAIN, False, rows, 576, 576, choose(False, rows, 960, 576, limit)),
-            gemm64_spec(Mode.QKV, True, rows, 256, 240, choose(True, rows, 400, 256, limit, 16), 80, 16),
-            gemm64_spec(Mode.GATE_UP, True, rows, 4096, 4096, choose(True, rows, 28672, 4096, 99 * 1024)),
+            spec(*p[:2], rows, *p[2:], large, bulk) for rows in ((8, 32, 64) if bulk else (8, 64)) for p in products
+        ]
+        specs += [
+            spec(Mode.RESIDUAL, False, 32, 4096, 14336, large, bulk),
+            spec(Mode.PLAIN, False, 64, 960, 576, small, bulk),
+            spec(Mode.QKV, True, 8, 400, 240, large, bulk, 80),
+            spec(Mode.GATE_UP, True, 64, 28672, 4096, small, bulk),
         ]
     return specs

@@ -48,6 +48,7 @@ inline __device__ void add_sums(float (&v)[N], const float* from) {
 }
 
 // This block's output rows of the unit that this warp sent as its `count`-th.
+template <typename Block>
 inline __device__ void finish_unit(const Args& a, const Block& b, const float* sums, int u, int count, bool last, int warp, int lane) {
     const int i = lane % UNIT, column = lane / UNIT * PER_LANE;
     const i64 n = weight_row(a, u, i);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,17 +11,25 @@ import pytest
 from kernel_bench import BF16, KernelBench, assert_close, assert_same
 
 from graphrt.kernels.array import Array
-from graphrt.kernels.cuda import gemm64
+from graphrt.kernels.cuda import gemm64, gemm64_choice
 from graphrt.kernels.cuda.driver import Driver, KernelCall
-from graphrt.kernels.cuda.gemm64_tuning import Gemm64Tuning, cluster_of
+from graphrt.kernels.cuda.gemm64_choice import cluster_of
+from graphrt.kernels.cuda.gemm64_tuning import Gemm64Tuning
 from graphrt.kernels.cuda.gemm64_twin import gemm64_twin
 from graphrt.kernels.ops import AttentionWeights, HeadShape, Linear, MlpWeights, Rope
 
 EPS = 1e-5
 
 
-@pytest.fixture
-def bench(driver: Driver) -> KernelBench:
+ASYNC = "GRAPHRT_TEST_ASYNC_COPIES"  # an environment variable
+
+
+@pytest.fixture(params=["bulk", "async"])
+def bench(driver: Driver, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> KernelBench:
+    """With both kinds of copies. A kernel that fails leaves a GPU useless to the tests after it: what is not in use runs there on demand."""
+    if request.param == "async" and driver.name != "fake" and ASYNC not in os.environ:
+        pytest.skip(f"copies that are not in use: set {ASYNC} to run them on a GPU")
+    monkeypatch.setattr(gemm64_choice, "BULK", request.param == "bulk")
     return KernelBench(driver)
 
 
@@ -76,12 +85,15 @@ def test_more_units_than_warps_and_activations_that_do_not_stay(bench: KernelBen
     for cluster in (2, 4, 8):
         for unit, warps, stage_k, stages, slots in (
             (16, 3, 64, 2, 2),
-            (32, 2, 128, 3, 2),
-            (16, 5, 32, 7, 3),
-            (32, 4, 1024 // cluster, 2, 1),
+            (32, 2, 128, 3, 3),
+            (16, 5, 32, 7, 4),
+            (32, 2, 1024 // cluster, 2, 1),
+            (16, 8, 128, 2, 8 // cluster),
             (16, 1, 96, 2, 2),
         ):
-            tuning = Gemm64Tuning(cluster, unit, warps, stage_k, stages, slots, prefetch=3)
+            tuning = Gemm64Tuning(
+                cluster, unit, warps, stage_k, stages, slots, 3, bulk=gemm64_choice.BULK, evict_first=warps == 5
+            )
             x = bench.normal(rows, n)
             tried.append((gemm64.gemm64_residual(bench.driver, act, w, x, tuning), x))
     bench.driver.prepare([call.spec for calls, _ in tried for call in calls])
@@ -208,4 +220,4 @@ def test_what_does_not_fit_goes_another_way(driver: Driver) -> None:
     assert not gemm64.fits(driver, mode.QKV, True, 8, weight(72 * 7, 256), head_dim=72)
     assert not gemm64.fits(driver, mode.PLAIN, True, 64, weight(64, 65536))
     assert gemm64.fits(driver, mode.RESIDUAL, False, 64, weight(64, 65536))
-    assert {cluster_of(2048, k) for k in (8192, 14336)} == {8}
+    assert {cluster_of(2048, k, driver.smem_per_block) for k in (8192, 14336)} == {8}

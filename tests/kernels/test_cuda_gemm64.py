@@ -14,7 +14,8 @@ from graphrt.kernels.array import Array, host_array, host_empty
 from graphrt.kernels.comm import OneRank
 from graphrt.kernels.cuda import gemm64
 from graphrt.kernels.cuda.fake_driver import FakeDriver
-from graphrt.kernels.cuda.gemm64_tuning import KB, Gemm64Tuning, choose, cluster_of, clusters_of
+from graphrt.kernels.cuda.gemm64_choice import choose, cluster_of, warps_of
+from graphrt.kernels.cuda.gemm64_tuning import KB, Gemm64Tuning, clusters_of, parts_of
 from graphrt.kernels.numpy_ops import NumpyOps
 from graphrt.kernels.ops import AttentionWeights, HeadShape, Linear, MlpWeights, Rope
 
@@ -132,21 +133,29 @@ def test_norm_qkv_rope_append(bench: KernelBench, e: int, normed: bool) -> None:
     assert_close(driver.download(cache), want_cache.np)
 
 
+@pytest.mark.parametrize("bulk", [True, False])
 @pytest.mark.parametrize("limit", [99 * KB, 227 * KB])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_every_shape_has_a_cut_that_fits(n: int, k: int, limit: int) -> None:
+def test_every_shape_has_a_cut_that_fits(n: int, k: int, limit: int, bulk: bool) -> None:
     for normed in (False, True) if k <= 4096 else (False,):  # normalised activations must stay
         for rows in range(8, 72, 8):
-            t = choose(normed, rows, n, k, limit)
-            assert t.smem(rows) <= limit and t.cluster == cluster_of(n, k) and rows % t.cluster == 0
-            parts = -(-(-(-k // 32 // t.cluster) * 32) // t.stage_k)
+            t = choose(normed, rows, n, k, limit, bulk=bulk)
+            assert t.bulk == bulk and t.smem(rows) <= limit and rows % t.cluster == 0
+            assert t.cluster == cluster_of(n, k, limit, bulk), "it does not depend on the rows"
+            parts = parts_of(k, t.cluster, t.stage_k)
             assert t.act_slots == parts or (not normed and 2 <= t.act_slots < parts)
-            assert t.stages >= 2
+            assert t.stages >= 2 and t.threads == 32 * (t.warps + bulk)
 
 
-def test_8_rows_leave_room_for_a_second_grid() -> None:
+def test_few_rows_leave_room_for_a_second_grid() -> None:
     for n, k in SHAPES:
-        assert choose(k <= 4096, 8, n, k, 227 * KB).smem(8) <= 112 * KB
+        assert choose(k <= 4096, 8, n, k, 227 * KB, bulk=True).smem(8) <= 112 * KB
+        for rows in (8, 16, 24, 32):
+            assert choose(k <= 4096, rows, n, k, 227 * KB, bulk=False).smem(rows) <= 112 * KB
+
+
+def test_warps_share_units_evenly() -> None:
+    assert [warps_of(each, 8) for each in (1, 6, 8, 10, 12, 24, 251)] == [1, 6, 8, 5, 6, 8, 8]
 
 
 @pytest.mark.parametrize(
@@ -159,9 +168,10 @@ def test_clusters_fit_the_card_and_none_is_idle(sms: int, cluster: int, units: i
     assert each * (clusters - 1) < units or each == 1
 
 
-def test_shared_memory_counts_every_part() -> None:
+@pytest.mark.parametrize(("bulk", "rings"), [(True, 1), (False, 8)])
+def test_shared_memory_counts_every_part(bulk: bool, rings: int) -> None:
     """A formula that the kernel checks with a static assertion: here only that each record's part is in it."""
-    t = Gemm64Tuning(4, 16, 8, 256, 6, 2)
+    t = Gemm64Tuning(4, 16, 8, 256, 6, 2, bulk=bulk)
     assert t.stage_bytes == 16 * 512 + 64
     assert t.smem(32) - t.smem(24) > 2 * 8 * 512 + 8 * 16 * 8 * 4
-    assert Gemm64Tuning(4, 16, 8, 256, 7, 2).smem(32) - t.smem(32) == t.stage_bytes
+    assert Gemm64Tuning(4, 16, 8, 256, 7, 2, bulk=bulk).smem(32) - t.smem(32) == rings * t.stage_bytes
