@@ -26,6 +26,11 @@ class Outlet:
             self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return not self._flow.write_paused
 
+    @property
+    def gone(self) -> bool:
+        """Whether nobody is there any more to read."""
+        return self._transport.is_closing()
+
     async def drain(self) -> None:
         """Wait until the client has read enough, or has left."""
         if self._flow.write_paused and not self._transport.is_closing():

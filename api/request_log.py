@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from graphrt.api.client_watch import ClientGone
 from graphrt.api.log_format import FIELDS
 from graphrt.api.metrics import Metrics
+from graphrt.api.outlet import SCOPE_KEY
 from graphrt.api.request_note import RequestNote, attach
 
 log = logging.getLogger("graphrt.api.requests")
@@ -47,7 +48,8 @@ class RequestLog:
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                outlet = scope.get(SCOPE_KEY)
+                status = GONE if outlet is not None and outlet.gone else message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
             await send(message)
 

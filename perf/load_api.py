@@ -16,7 +16,7 @@ engine and client share another.
 Each repeat waits for a quiet moment. One during which other programs used more than a tenth of a core all the same is put aside and
 done again, up to a limit. The result is written case by case; cases that the file has already, of the same commit, are kept.
 
-    python -m graphrt.perf.load_api [--out perf/results/api-load.json] [--repeats 7] [--soak 150000]
+    python -m graphrt.perf.load_api [--out perf/results/api-load.json] [--repeats 7] [--soak 400000]
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--retries", type=int, default=14, help="more repeats in place of noisy ones")
     parser.add_argument("--patience", type=float, default=30.0, help="seconds that a repeat waits for quiet")
-    parser.add_argument("--soak", type=int, default=150_000, help="requests of the soak")
+    parser.add_argument("--soak", type=int, default=400_000, help="requests of the soak")
     print(json.dumps(bench(parser.parse_args()), indent=1))
     return 0
 

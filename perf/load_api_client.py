@@ -20,6 +20,7 @@ CHAT = "/v1/chat/completions"
 _TOKEN = re.compile(rb"(\d{16}) ")
 _EVENT = b"data: "
 _END = b"0\r\n\r\n"  # of a chunked body
+READ_BYTES = 8192  # more than waits; a large buffer takes longer to make than an event to read
 
 
 @dataclass(slots=True)
@@ -108,7 +109,7 @@ def read_streams(socks: list[socket.socket], timeout_s: float) -> list[Trace]:
                 raise TimeoutError(f"{len(by_fd)} of {len(socks)} streams have not ended after {timeout_s:g} s")
             for fd, _event in poll.poll(1.0):
                 sock, trace = by_fd[fd]
-                data = sock.recv(262144)
+                data = sock.recv(READ_BYTES)
                 now = now_ns()
                 trace.parts.append(data)
                 trace.times.append(now)

@@ -70,38 +70,36 @@ class ClockEngine(FakeEngine):
         heapq.heappush(self._due, (due, row.request.id))
 
     def _step(self, now: float) -> None:
-        output = Output([], [], [])
-        stamp = time.monotonic_ns() // 1000
+        going: list[int] = []  # requests that get a token and go on
+        ended: list[int] = []
         while self._due and self._due[0][0] <= now:
             due, request_id = heapq.heappop(self._due)
             row = self._running.get(request_id)
             if row is None:
                 continue  # cancelled
-            if not self._burst:
-                stamp = time.monotonic_ns() // 1000
-            if not self._burst:
-                output = Output([], [], [])
-            if self._next_token(row, stamp, output):
+            self._tokens += 1
+            row.produced += 1
+            if row.produced < row.request.max_tokens:
+                going.append(request_id)
                 missed = max(0.0, (now - due) // self._period)  # by an engine that came late: not made up for
                 heapq.heappush(self._due, (due + (missed + 1) * self._period, request_id))
-            if not self._burst:
-                self._endpoint.send(output)
+            else:
+                ended.append(request_id)
+                del self._running[request_id]
         self._steps += 1
-        if self._burst and (output.ids or output.items):
-            self._endpoint.send(output)
+        if self._burst and (going or ended):
+            self._send(going, ended)
+        elif not self._burst:
+            for request_id in going:
+                self._send([request_id], [])
+            for request_id in ended:
+                self._send([], [request_id])
 
-    def _next_token(self, row: Running, stamp: int, output: Output) -> bool:
-        """Put a token into `output`; whether more are to come."""
-        row.produced += 1
-        self._tokens += 1
-        request = row.request
-        if row.produced < request.max_tokens:
-            output.ids.append(request.id)
-            output.tokens.append(stamp)
-            return True
-        del self._running[request.id]
-        output.items.append(self._ended(request.id, [stamp], "length"))
-        return False
+    def _send(self, going: list[int], ended: list[int]) -> None:
+        """All else is done: what is between the stamp and the ring is the seam's."""
+        stamp = time.monotonic_ns() // 1000
+        items = [self._ended(request_id, [stamp], "length") for request_id in ended]
+        self._endpoint.send(Output(items, going, [stamp] * len(going)))
 
 
 def run_engine(config: EngineConfig, endpoint: EngineEndpoint) -> None:
